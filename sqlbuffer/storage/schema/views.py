@@ -364,6 +364,11 @@ VIEWS = {
             "first_at": ("time", "when the oldest row was written"),
             "last_at": ("time", "when the newest row was written"),
             "rollouts": ("integer", "rollouts that are complete"),
+            "spread": (
+                "real",
+                "largest minus smallest reward of these; null if one has no finite reward, and of "
+                "typed steps without an episode: see `min_spread`",
+            ),
             "reason": (
                 "text",
                 "what may hold the group up: open, aborted, stale, quarantined, leased or "

@@ -142,3 +142,155 @@ def test_random_histories_are_those_of_a_model(opened, seed):
             if order == "spread":
                 spreads = [{tuple(k): s for s, k in expected.values()}[tuple(g)] for g in groups]
                 assert spreads == sorted(spreads, reverse=True)
+
+
+SPREADS = "SELECT group_id, spread FROM v_queue ORDER BY group_id"
+
+
+def test_the_view_of_the_queue_shows_spreads(opened):
+    buffer = opened()
+    add(buffer, "a", [1.0, 1.0])
+    add(buffer, "b", [1.0, None])
+    add(buffer, "c", [0.0, 2.5])
+    add(buffer, "d", [math.inf, 2.5])
+    assert run(buffer.url, SPREADS) == [("a", 0.0), ("b", None), ("c", 2.5), ("d", None)]
+    buffer.annotate_episode("b/1", reward=4.0)
+    assert dict(run(buffer.url, SPREADS))["b"] == 3.0
+
+
+def test_each_row_without_an_episode_is_a_rollout(opened):
+    buffer = opened()
+    values = {"obs": 0.0} if buffer.fields else {"state": 0}
+    for task, rewards in (("flat", (1, 1, 1)), ("good", (0, 2)), ("late", (1, 1))):
+        for reward in rewards:
+            buffer.add(task_id=task, reward=float(reward), **values)
+    buffer.flush()
+    with pytest.raises(InsufficientDataError, match=r"2 whose .*\('flat': 3, spread 0, 'late': 2"):
+        leased(buffer, 2)
+    seqs = [row.seq for row in buffer if row.exp_meta.task_id == "late"]
+    buffer.annotate(seqs[:1], reward=5.0)
+    shown = dict(run(buffer.url, SPREADS))
+    assert shown == dict.fromkeys(shown) if buffer.fields else {"flat": 0, "good": 2, "late": 4}
+    for order in ORDERS:
+        with pytest.raises(InsufficientDataError):
+            leased(buffer, 3, order=order)
+        assert leased(buffer, 2, order=order) == [[None]] * 2
+    with buffer.lease(
+        1, group_by="task_id", order="spread", group_size=2, min_spread=3, timeout_s=0
+    ) as batch:
+        assert {row.exp_meta.task_id for row in batch} == {"late"}
+        assert len(batch) == 2
+
+
+def test_a_part_of_a_group_has_a_spread_of_its_own(opened):
+    buffer = opened(max_use=2)
+    add(buffer, "t", [0.0, 1.0], "g")
+    by_group = {"group_by": "group_id", "order": "fifo"}
+    assert leased(buffer, keeps=True, **by_group) == [["t/0", "t/1"]]
+    add(buffer, "t", [3.0, 3.0], "g", ["c", "d"])  # these form another group
+    with pytest.raises(InsufficientDataError, match=r"1 whose .*\('g': 2, spread 0\)"):
+        leased(buffer, 2, **by_group)
+    assert leased(buffer, **by_group) == [["t/0", "t/1"]]
+    buffer.annotate_episode("d", reward=9.0)
+    assert leased(buffer, keeps=True, **by_group) == [["c", "d"]]
+    assert leased(buffer, keeps=True, **by_group) == [["t/0", "t/1"]]
+
+
+def test_an_acknowledged_sibling_without_a_reward_does_not_count(opened):
+    buffer = opened(max_use=2)
+    add(buffer, "t", [None])
+    assert leased(buffer, keeps=True, min_spread=None) == [["t/0"]]
+    add(buffer, "t", [1.0, 2.0], None, ["b", "c"])
+    assert leased(buffer) == [["b", "c"]]
+
+
+def test_flat_groups_stay_or_leave_and_are_counted(opened):
+    buffer = opened(max_use=2)
+    for task in "abc":
+        add(buffer, task, [1.0, 1.0])
+    add(buffer, "d", [0.0, 1.0])
+    with buffer.lease(1, group_by="task_id", min_spread=0.0, order="fifo", timeout_s=0) as batch:
+        assert (groups_of(batch), batch.n_skipped) == ([["d/0", "d/1"]], 3)
+    with buffer.lease(1, group_by="task_id", min_spread=0.0, order="fifo", timeout_s=0) as batch:
+        assert (groups_of(batch), batch.n_skipped) == ([["d/0", "d/1"]], 0)
+    assert (len(buffer), buffer.stats().flat) == (6, 0)
+    assert leased(buffer, 3, min_spread=None, order="fifo")[0] == ["a/0", "a/1"]
+    with pytest.raises(InsufficientDataError, match=r"3 whose rewards differ by 0\.0"):
+        leased(buffer)
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, on_flat="drop")
+    assert (len(buffer), buffer.stats().flat) == (0, 6)
+    assert scalar(buffer.url, "SELECT flat FROM v_buffers") == 6
+    with pytest.raises(InsufficientDataError, match="6 of groups whose rewards differed too litt"):
+        leased(buffer)
+
+
+def test_only_the_rollouts_that_were_asked_for_are_dropped(opened):
+    buffer = opened()
+    add(buffer, "t", [1.0, 1.0, 4.0, 5.0])
+    exactly = {"group_size": 2, "order": "fifo", "on_flat": "drop"}
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **exactly)
+    assert {row.exp_meta.episode_id for row in buffer} == {"t/2", "t/3"}
+    assert leased(buffer, **exactly) == [["t/2", "t/3"]]
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest", "stalest", "least_used"])
+def test_a_used_group_waits_behind_unused_ones_of_its_age(opened, order):
+    buffer = opened(max_use=2)
+    for version in (1, 2):
+        for task in "abc":
+            add(buffer, f"{task}{version}", [1.0, 2.0], model_version=version)
+    options = {"order": order, "min_spread": None, "keeps": True}
+    taken = [leased(buffer, **options)[0][0][:2] for _ in range(12)]
+    by_version = {1: {"a1", "b1", "c1"}, 2: {"a2", "b2", "c2"}}
+    first, second = (2, 1) if order == "freshest" else (1, 2)
+    if order in ("fifo", "least_used"):
+        every = [f"{task}{version}" for version in (1, 2) for task in "abc"]
+        assert taken == every * 2
+    else:
+        for i, version in enumerate((first, first, second, second)):
+            assert set(taken[3 * i : 3 * i + 3]) == by_version[version]
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **options)
+
+
+def test_rows_that_were_used_least_come_first(opened):
+    buffer = opened(max_use=3)
+    for i in range(4):
+        buffer.add(
+            task_id="t", step=i, reward=1.0, **({"obs": 1} if buffer.fields else {"state": 1})
+        )
+    buffer.flush()
+    taken = []
+    for n in (3, 2, 3):
+        with buffer.lease(n, order="least_used", timeout_s=0) as batch:
+            taken.append([row.exp_meta.step for row in batch])
+    assert taken == [[0, 1, 2], [3, 0], [1, 2, 3]]
+
+
+def test_groups_go_on_being_compared_after_a_restored_checkpoint(opened):
+    buffer = opened(max_use=1)
+    add(buffer, "t", [0.0, 1.0])
+    options = {"consumer": "trainer", "keeps": True}
+    buffer.checkpoint("start", consumer="trainer")
+    assert leased(buffer, **options) == [["t/0", "t/1"]]
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **options)
+    buffer.restore("start", consumer="trainer")
+    assert leased(buffer, **options) == [["t/0", "t/1"]]
+
+
+WRONG = [
+    {"min_spread": 0.0}, {"min_spread": 0.0, "group_by": "episode_id"},
+    {"order": "spread"}, {"order": "spread", "group_by": "episode_id"},
+    {"on_flat": "drop", "group_by": "task_id"}, {"on_flat": "use", "group_by": "task_id"},
+    {"min_spread": -1, "group_by": "task_id"}, {"min_spread": math.nan, "group_by": "task_id"},
+    {"min_spread": "0", "group_by": "task_id"}, {"order": "uses"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_arguments_are_refused(opened, wrong):
+    with pytest.raises(ArgumentError):
+        opened().lease(1, **wrong)

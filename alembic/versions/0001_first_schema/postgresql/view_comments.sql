@@ -203,6 +203,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_queue."first_at" IS 'when the oldest row was written';
     COMMENT ON COLUMN v_queue."last_at" IS 'when the newest row was written';
     COMMENT ON COLUMN v_queue."rollouts" IS 'rollouts that are complete';
+    COMMENT ON COLUMN v_queue."spread" IS 'largest minus smallest reward of these; null if one has no finite reward, and of typed steps without an episode: see `min_spread`';
     COMMENT ON COLUMN v_queue."reason" IS 'what may hold the group up: open, aborted, stale, quarantined, leased or unjudged rollouts; null for nothing';
     COMMENT ON VIEW v_labels IS 'One row per annotated row and version of `annotate`. The highest version of each value counts.';
     COMMENT ON COLUMN v_labels."buffer" IS 'name of the buffer';
