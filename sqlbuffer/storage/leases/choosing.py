@@ -7,7 +7,7 @@ lease ran out, is open again: it takes rows that arrive later.
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -53,7 +53,6 @@ from sqlbuffer.storage.schema.expressions import (
     KeyList,
     SeqList,
     age_s,
-    is_in_list,
     is_number_of,
     is_one_of,
     is_past,
@@ -332,8 +331,11 @@ FIRST_ROWS, GROWTH = 1_024, 8
 PROBES, GROUP_PROBE_ROUNDS = 512, 6
 # Groups that may have a large enough spread are put in order if there are no more than this.
 FEW_KEYS = 512
-# Number of tasks or groups whose rewards are read first, and at most with one statement.
-FIRST_KEYS, MOST_KEYS = 32, 1_024
+# Keys of random groups are drawn from all of them if there are no more than this.
+MANY_KEYS = 1_024
+# Number of groups that are read first. PostgreSQL without statistics reads the whole queue for more
+# than about 128 of them.
+FIRST_KEYS = 32
 
 
 # 1 for an open episode that is not abandoned.
@@ -405,7 +407,7 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the key, the size and the state of each group: `free`, or the first reason why it
     cannot be claimed; and the figures that describe it.
     """
-    group = _summed(limits, request, named=False, every=True).subquery("groups").c
+    group = _summed(limits, request, named=False).subquery("groups").c
     may_go, _, flat = _may_go(group, request)
     is_small: Any = (group.size < request.min_group_size) & literal(
         request.group_by != "episode_id"
@@ -476,11 +478,9 @@ def _may_go_with_any_spread(group: Any, request: ClaimRequest) -> tuple[Any, Any
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
-def _summed(
-    limits: Eligibility, request: ClaimRequest, *, named: bool, every: bool = False
-) -> Select[Any]:
-    """Select the sums over each group; with `every` also over those that are known to be flat."""
-    parts = _parts(limits, request, named=named, every=every).subquery("parts")
+def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select the sums over each group."""
+    parts = _parts(limits, request, named=named).subquery("parts")
     spread: Any = cast(null(), Double())
     bound: Any = spread
     if request.needs_spread:
@@ -515,9 +515,7 @@ def _summed(
     return sums.group_by(part.key, part.group_seq)
 
 
-def _parts(
-    limits: Eligibility, request: ClaimRequest, *, named: bool, every: bool = False
-) -> Select[Any]:
+def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the parts of groups: one for each episode, and one for all rows without an episode, or
     for each of them where rollouts are chosen.
     """
@@ -556,12 +554,7 @@ def _parts(
         ).label("every"),
         func.min(rewarded).label("rewarded"), *rewards,
     )  # fmt: skip
-    if named:
-        statement = statement.where(in_queue_by_key, _is_named(request))
-    elif request.min_spread is not None and not every:
-        statement = statement.where(in_queue_by_key, is_in_list(key, _keys_above(request)))
-    else:
-        statement = statement.where(in_queue)
+    statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
     by_row = [] if request.group_size is None else [_ROW_ALONE]
     return statement.group_by(key, closed_group, queue_items.c.episode_id, *by_row)
@@ -754,12 +747,6 @@ def _is_above(request: ClaimRequest) -> Any:
     return _bound(request) > literal(least, Double())
 
 
-def _keys_above(request: ClaimRequest) -> Any:
-    """Select the keys of groups that may have a spread which is large enough."""
-    kept = select(queue_groups.c.key).where(_OF_BUFFER, _is_above(request))
-    return kept.union_all(_CHANGED)
-
-
 @remembered
 def _spreads_above(request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select keys that may have such a spread, with what is known of them; largest first."""
@@ -851,7 +838,7 @@ def _slices(items: Sequence[Any], n: int) -> Iterator[list[Any]]:
     size, start = max(FIRST_KEYS, 2 * n), 0
     while start < len(items):
         yield list(items[start : start + size])
-        start, size = start + size, min(2 * size, MOST_KEYS)
+        start, size = start + size, 2 * size
 
 
 _OF_KEY: Any = (
@@ -1021,6 +1008,23 @@ class GroupChoice:
             self._groups_read.update((group.name, group) for group in read)
         return read
 
+    def may_suffice(self) -> bool:
+        """Return True if an attempt may find enough groups, or may skip or delete some for good.
+
+        It locks nothing.
+        """
+        n_claimable = 0
+        for some in _slices(self._keys_above(), self._request.n):
+            for group in self._read(some):
+                n_claimable += group.is_claimable
+                bound, version = self._known[group.key]
+                is_new = group.is_flat and bound == UNKNOWN_BOUND and version >= 0
+                drops_late = self._request.drops_any and group.is_of("late")
+                drops_flat = self._request.drops_flat and group.is_of("flat")
+                if n_claimable == self._request.n or is_new or drops_late or drops_flat:
+                    return True
+        return False
+
     def _candidates(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the requested order, until there are no more."""
         if self._request.order == "spread":
@@ -1043,6 +1047,8 @@ class GroupChoice:
         keys: list[str] | None = None
         if self._request.min_spread is not None:
             keys = self._keys_above(FEW_KEYS + 1)
+            if not keys:
+                return
             if len(keys) > FEW_KEYS:
                 keys = None
         seen: set[Key] = set()
@@ -1071,16 +1077,19 @@ class GroupChoice:
             keys = list(dict.fromkeys(key for key, _ in names))
             candidates = self._kept_above(keys)
             names = [name for name in names if name[0] in candidates]
-            slices: Iterable[Sequence[Key]] = _slices(names, self._request.n)
-        else:
-            slices = [names] if names else []
-        for some in slices:
+        for some in _slices(names, self._request.n):
             read = {g.name: g for g in self._read(list(dict.fromkeys(key for key, _ in some)))}
             yield [read[name] for name in some if name in read]
 
     def _random_spreads(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups whose spread may be large enough, uniformly."""
-        keys = self._keys_above()
+        keys = self._keys_above(MANY_KEYS + 1)
+        if len(keys) > MANY_KEYS:
+            probed = self._probed()
+            if probed is not None:
+                yield probed
+                return
+            keys = self._keys_above()
         _RANDOM.shuffle(keys)
         for some in _slices(keys, self._request.n):
             read = self._read(some)
@@ -1090,7 +1099,7 @@ class GroupChoice:
     def _largest_spreads(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order of their spreads, those without one last."""
         held: list[tuple[tuple[float, int], LeaseGroup]] = []
-        for some in _slices(self._keys_above(), self._request.n):
+        for some in self._keys_by_bound():
             # All later groups have smaller spreads than the bound of the last key.
             bound = self._known[some[-1]][0]
             for group in self._read(some):
@@ -1101,6 +1110,19 @@ class GroupChoice:
             yield [group for _, group in held[:n_ready]]
             del held[:n_ready]
         yield [group for _, group in held]
+
+    def _keys_by_bound(self) -> Iterator[list[str]]:
+        """Yield the keys of groups that may have a large enough spread, largest bounds first."""
+        limit, seen = max(FIRST_KEYS, 2 * self._request.n), set[str]()
+        while True:
+            keys = self._keys_above(limit)
+            unseen = [key for key in keys if key not in seen]
+            seen.update(unseen)
+            if unseen:
+                yield unseen
+            if len(keys) < limit:
+                return
+            limit *= GROWTH
 
     def _keys_above(self, limit: int = LARGEST) -> list[str]:
         """Return the keys of groups that may have a large enough spread, largest bounds first."""
@@ -1171,16 +1193,18 @@ class GroupChoice:
             untried = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
             drawn.update(untried)
             firsts = {name: seq for seq, name in self._first_rows(untried)}
-            if firsts:
-                keys = list(dict.fromkeys(key for key, _ in firsts))
-                read = {g.name: g for g in self._read(keys) if g.name in firsts}
-                place = {seq: i for i, seq in enumerate(untried)}
-                chosen += sorted(
-                    (g for g in read.values() if g.is_claimable or g.is_late),
-                    key=lambda group: place[firsts[group.name]],
-                )
-            if sum(group.is_claimable for group in chosen) >= n:
-                return chosen
+            if self._request.min_spread is not None:
+                above = self._kept_above([key for key, _ in firsts])
+                firsts = {name: seq for name, seq in firsts.items() if name[0] in above}
+            place = {seq: i for i, seq in enumerate(untried)}
+            names = sorted(firsts, key=lambda name: place[firsts[name]])
+            for some in _slices(names, n):
+                keys = list(dict.fromkeys(key for key, _ in some))
+                read = {g.name: g for g in self._read(keys)}
+                groups_read = (read[name] for name in some if name in read)
+                chosen += [g for g in groups_read if g.is_claimable or g.is_late or g.is_flat]
+                if sum(group.is_claimable for group in chosen) >= n:
+                    return chosen
         return None
 
     def _first_rows(self, seqs: Sequence[int]) -> Iterator[tuple[int, Key]]:

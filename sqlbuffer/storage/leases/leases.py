@@ -674,11 +674,11 @@ class Look:
                 window = keeping.source.window_answered([] if row is None else [row[1:]])
                 self._low = window.low
                 if self._limits == (limits := keeping.restrictions.limits_of_leases(window)):
-                    return bool(
-                        row
-                        and row[0]
-                        and window.span >= keeping.buffer.info.config.sampling.min_size
-                    )
+                    is_large = window.span >= keeping.buffer.info.config.sampling.min_size
+                    if self._request.min_spread is None:
+                        return bool(row and row[0] and is_large)
+                    scope = Scope(keeping.buffer.info.id, self._low, None, limits)
+                    return is_large and GroupChoice(connection, scope, self._request).may_suffice()
                 # This is the first look, or the clock has moved: the last count was under other
                 # limits.
                 self._limits = limits
@@ -699,7 +699,8 @@ def _look(
     Without limits, select the window alone.
     """
     window = select_sampled_window(buffer_id, evict_by, request.steps.of(buffer_id)).subquery("w").c
-    enough = literal(False) if limits is None else _is_enough(limits, request)
+    by_sql = limits is not None and request.min_spread is None
+    enough = _is_enough(limits or NO_LIMITS, request) if by_sql else literal(False)
     return select(enough, *window)
 
 
@@ -713,8 +714,6 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
     group = groups(limits, request, named=False).subquery("g").c
     is_late = case((group.n_leased == 0, group.late), else_=0)
     droppable = func.sum(is_late) > 0 if request.drops_any else literal(False)
-    if request.drops_flat:
-        droppable |= func.sum(case((group.n_leased == 0, group.flat), else_=0)) > 0
     is_enough = (func.sum(group.claimable) >= request.n) | droppable
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 

@@ -220,29 +220,6 @@ def _sqlite_is_one_of(element: is_one_of, compiler: Any, **kw: Any) -> str:
     return f"{compiler.process(column, **kw)} IN ({listed})"
 
 
-class is_in_list(FunctionElement[bool]):
-    """True if a column is among what a select returns, which is computed first."""
-
-    inherit_cache = True
-    type = Boolean()
-    _is_implicitly_boolean = True
-
-    def __init__(self, column: Any, values: Any) -> None:
-        super().__init__(column, values.scalar_subquery())
-
-
-@compiles(is_in_list, "postgresql")
-def _pg_is_in_list(element: is_in_list, compiler: Any, **kw: Any) -> str:
-    column, values = processed(element, compiler, kw)
-    return f"{column} = ANY (ARRAY{values})"
-
-
-@compiles(is_in_list, "sqlite")
-def _sqlite_is_in_list(element: is_in_list, compiler: Any, **kw: Any) -> str:
-    column, values = processed(element, compiler, kw)
-    return f"{column} IN {values}"
-
-
 def one_of(column: Any, values: Any) -> ColumnElement[bool]:
     """Return the condition for a column to be among values.
 

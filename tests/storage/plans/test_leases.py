@@ -67,12 +67,18 @@ class Cost:
         return 0
 
 
-ORDERS = ("random", "fifo", "freshest", "stalest")
+ORDERS = ("random", "fifo", "freshest", "stalest", "least_used")
 WANTED = {
-    **{order: ClaimRequest(64, 60.0, order=order) for order in ORDERS},
+    **{order: ClaimRequest(64, 60.0, order=order, is_reused=True) for order in ORDERS},
     **{
         f"groups, {order}": ClaimRequest(
-            8, 60.0, order=order, group_by="task_id", min_group_size=10, group_timeout_s=600.0
+            8,
+            60.0,
+            order=order,
+            group_by="task_id",
+            min_group_size=10,
+            group_timeout_s=600.0,
+            is_reused=True,
         )
         for order in ORDERS
     },
