@@ -794,14 +794,16 @@ def _first_groups(limits: Eligibility, request: ClaimRequest, *, named: bool) ->
     the uses of the first of them.
     """
     key, order = _key(request), request.row_order
+    within: Any = in_queue if order == ORDERS["fifo"] else in_queue_unindexed
+    if named:
+        within = in_queue_by_key & _is_named(request)
+        if order == ORDERS["fifo"]:
+            order = (unindexed(queue_items.c.seq),)  # their keys find the rows
     place = func.row_number().over(order_by=order).label("place")
     rows = select(
         key.label("key"), closed_group.label("group_seq"), queue_items.c.freshness,
         queue_items.c.n_uses, place,
     )  # fmt: skip
-    within: Any = in_queue if order == ORDERS["fifo"] else in_queue_unindexed
-    if named:
-        within = in_queue_by_key & _is_named(request)
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
     freshness = (func.max if request.order == "freshest" else func.min)(first.freshness)
