@@ -116,6 +116,7 @@ class AsyncLeasedBatch:
     lease_id: str
     batch_id: int | None
     consumer: str | None
+    n_skipped: int
     has_ended: bool
     remaining_s: float
     arrays: Callable[..., Batch]

@@ -2,6 +2,8 @@
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 
@@ -294,3 +296,67 @@ WRONG = [
 def test_wrong_arguments_are_refused(opened, wrong):
     with pytest.raises(ArgumentError):
         opened().lease(1, **wrong)
+
+
+def take_all(url, order, names):
+    with ReplayBuffer(url) as buffer:
+        options = {"group_by": "group_id", "group_size": 2, "min_spread": 0.0, "timeout_s": 0.5}
+        while True:
+            try:
+                with buffer.lease(2, order=order, **options) as batch:
+                    names += [group[0].exp_meta.group_id for group in batch.groups]
+            except InsufficientDataError:
+                return
+
+
+def test_two_consumers_get_each_group_with_a_spread_once(opened):
+    buffer = opened()
+    for i in range(24):
+        add(buffer, f"t{i}", [0.0, float(i % 3 > 0)], f"g{i}")
+    taken = {"random": [], "fifo": []}
+    threads = [Thread(target=take_all, args=(buffer.url, *one)) for one in taken.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken["random"] + taken["fifo"]) == sorted(f"g{i}" for i in range(24) if i % 3)
+    assert len(buffer) == 16
+
+
+def test_a_waiting_consumer_gets_a_group_whose_reward_is_changed(opened):
+    buffer = opened()
+    add(buffer, "t", [1.0, 1.0])
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(leased, buffer, timeout_s=30)
+        with pytest.raises(InsufficientDataError):
+            leased(buffer, timeout_s=0.6)
+        assert not waiting.done()
+        buffer.annotate_episode("t/1", reward=0.0)
+        assert waiting.result(30) == [["t/0", "t/1"]]
+
+
+def test_a_copy_knows_the_groups_that_wait(opened, make_database_url):
+    buffer = opened()
+    add(buffer, "t", [0.0, 1.0])
+    url = make_database_url("sqlite", schema=True)
+    with ReplayBuffer(url, config=buffer.config) as target:
+        buffer.copy_to(target)
+        assert leased(target, order="spread") == [["t/0", "t/1"]]
+
+
+def test_what_leaves_the_queue_is_forgotten(opened):
+    buffer = opened(max_capacity=4)
+    for i in range(6):
+        add(buffer, f"t{i}", [0.0, 1.0], f"g{i}")
+    waiting = "SELECT count(*) FROM queue_groups WHERE group_bound >= 0"
+    by_group = {"group_by": "group_id", "order": "spread"}
+    assert len(leased(buffer, 2, **by_group)) == 2
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, 3, **by_group)
+    assert scalar(buffer.url, waiting) == 2
+    leased(buffer, 2, keeps=True, **by_group)
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, 1, **by_group)
+    assert scalar(buffer.url, waiting) == 0
+    buffer.clear()
+    assert scalar(buffer.url, "SELECT count(*) FROM queue_groups") == 0
