@@ -193,9 +193,9 @@ def test_rows_are_read_in_part_as_the_page_shows(read):
 
 
 def test_groups_are_leased_as_the_page_shows(read):
-    assert [len(group) for group in read("docs/how-to/lease-groups.md").names["batch"].groups] == [
-        1
-    ]
+    batch = read("docs/how-to/lease-groups.md").names["batch"]
+    assert [len(group) for group in batch.groups] == [2]
+    assert batch.n_skipped == 1
 
 
 def test_leases(read):
