@@ -22,6 +22,7 @@ from sqlbuffer import (
     ReplayBuffer,
     RowList,
     StoreResult,
+    TaskList,
     fields_from_env,
     mix,
 )
@@ -61,10 +62,10 @@ def sampling(buffer: ReplayBuffer, columns: ColumnsConverter) -> None:
     assert_type(buffer.sample(8), RowList[DataRow])
     assert_type(buffer.sample(8, sampler=RandomSampler(seed=1)), RowList)
     assert_type(buffer.sample(8)[0], DataRow)
-    assert_type(buffer.sample(8, sampler=RandomTaskSample()), RowList[list[DataRow]])
+    assert_type(buffer.sample(8, sampler=RandomTaskSample()), TaskList)
     assert_type(buffer.sample(8, converter=columns), Columns)
     assert_type(buffer.sample(8, converter=first_reward), float | None)
-    assert_type(buffer.sample_tasks(2), RowList[list[DataRow]])
+    assert_type(buffer.sample_tasks(2), TaskList)
     assert_type(buffer.sample_tasks(2, converter=columns), RowList[Columns])
     assert_type(buffer.sample_tasks(2, converter=first_reward), RowList[float | None])
     assert_type(buffer.sample_task(None, None, first_reward), RowList[float | None])
@@ -108,7 +109,7 @@ async def awaiting(url: str) -> Counter[str]:
     async with await AsyncReplayBuffer.open(url, evict_by="task") as buffer:
         assert_type(await buffer.add(state=1, task_id="t"), StoreResult | None)
         assert_type(await buffer.sample(8), RowList[DataRow])
-        assert_type(await buffer.sample(8, sampler=RandomTaskSample()), RowList[list[DataRow]])
+        assert_type(await buffer.sample(8, sampler=RandomTaskSample()), TaskList)
         assert_type(await buffer.sample(8, converter=first_reward), float | None)
         assert_type(await buffer.sample_tasks(2, converter=first_reward), RowList[float | None])
         assert_type(buffer.loader("step"), AsyncIterator[Batch])
