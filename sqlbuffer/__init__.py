@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.row_batch import LoggedBatch, TaskList
     from sqlbuffer.front.sampling import ColumnsConverter, Converter, DefaultConverter
+    from sqlbuffer.front.work import Work, WorkItem
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
     from sqlbuffer.mirror.settings import MirrorLag
@@ -51,6 +52,7 @@ _HOME = {
     "LeasedBatch": "front.leasing",
     **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
+    **dict.fromkeys(("Work", "WorkItem"), "front.work"),
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
     "MirrorLag": "mirror.settings",
@@ -136,6 +138,8 @@ __all__ = [
     "TaskList",
     "TaskSampler",
     "Transaction",
+    "Work",
+    "WorkItem",
     "fields_from_env",
     "mix",
 ]

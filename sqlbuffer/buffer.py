@@ -63,6 +63,7 @@ from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilde
 from sqlbuffer.front.row_batch import LoggedBatch, TaskList, logged_batch
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
+from sqlbuffer.front.work import Work
 from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.loading.loader import Loader, Output, open_loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
@@ -2144,6 +2145,11 @@ class ReplayBuffer:
         """Small JSON documents that belong to the buffer, by key."""
         return Documents(self._store)
 
+    @property
+    def work(self) -> Work:
+        """Rollouts to play, as rows: put by schedulers, taken by workers."""
+        return Work(self._store, self._writer, self._steps_of, self)
+
     def transaction(
         self,
         work: "Callable[[Transaction], T]",
@@ -2305,6 +2311,8 @@ class ReplayBuffer:
 
     def clear(self) -> int:
         """Delete every row, and return the number of deleted rows.
+
+        The list of episodes and the work (`work`) are deleted as well.
 
         Raises:
             StorageReadOnlyError: The role may not do this; it needs the role of learners.

@@ -32,6 +32,7 @@ class EpisodeStart:
         attempt: 1 for its first writer, and one more for each that continues it.
         writer: Random id of the writer, a UUID.
         group_id: Episodes with the same one belong together; None: those of the task.
+        item_id: The work item whose rollout it is.
     """
 
     key: str
@@ -43,6 +44,7 @@ class EpisodeStart:
     attempt: int = 1
     writer: str | None = None
     group_id: str | None = None
+    item_id: int | None = None
 
 
 @dataclass(frozen=True)

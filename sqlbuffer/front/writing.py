@@ -249,10 +249,21 @@ class StepWriter:
             store.writer.begin_episode(beginning)
         if has_own_id:
             self._queue.take_over(continued.beginning)
+        return self._writer_of(continued, casting, read)
+
+    def begun(
+        self, beginning: EpisodeStart, casting: Casting, read: Callable[[], list[DataRow]]
+    ) -> EpisodeWriter:
+        """Return the writer of an episode that its work item has begun; see `episode`."""
+        self._queue.take_over(beginning)
+        return self._writer_of(Continued(beginning), casting, read)
+
+    def _writer_of(
+        self, continued: Continued, casting: Casting, read: Callable[[], list[DataRow]]
+    ) -> EpisodeWriter:
         encoding = partial(self._encoding.step_encoder, casting=casting)
-        return EpisodeWriter(
-            encoding, store.observation_layout, self._queue, continued, casting, read
-        )
+        observation = self._store.observation_layout
+        return EpisodeWriter(encoding, observation, self._queue, continued, casting, read)
 
     def beginning(
         self,

@@ -23,6 +23,7 @@ _WITH_TABLES = (
     "rows.payload_parts",
     "sample_log",
     "schema.metadata",
+    "work",
 )
 for _name in _WITH_TABLES:
     import_module(f"{__name__}.{_name}")

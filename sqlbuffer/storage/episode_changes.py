@@ -303,7 +303,7 @@ _LOCK = select(episodes.c.id).where(_IS_NAMED).with_for_update(key_share=True)
 _CONTINUED = (
     select(
         episodes.c.id, episodes.c.status, episodes.c.is_implied, episodes.c.was_used,
-        episodes.c.attempt, episodes.c.writer, episodes.c.group_id,
+        episodes.c.attempt, episodes.c.writer, episodes.c.group_id, episodes.c.item_id,
         cast(episodes.c.writers, Text()).label("writers"),
         LENGTH.label("length"), of_rollout("last_seq").label("last_seq"),
         of_rollout("return").label("total"), of_rollout("length").label("n_stored"),
@@ -432,6 +432,12 @@ def _check_order(beginning: EpisodeStart, n_steps: int, newest_step: int | None)
 def _check_continues(beginning: EpisodeStart, stored: Any) -> None:
     name = f"episode {beginning.key!r} of task {beginning.task_id!r}"
     key = beginning.key, beginning.task_id
+    if stored.item_id is not None:
+        raise EpisodeEndedError(
+            f"{name} belongs to a work item, and is not continued: an item that is taken again "
+            f"begins another episode; use item.episode()",
+            [key],
+        )
     if stored.was_used or stored.is_leased:
         how = "has used" if stored.was_used else "holds"
         raise EpisodeEndedError(

@@ -137,6 +137,11 @@ episodes = Table(
         "verdicts", JSON, comment="rewards that annotate_episode gave it: version, reward and time"
     ),
     Column("used_at", TIME, comment="when the first such lease was acknowledged"),
+    Column(
+        "item_id",
+        BigInteger,
+        comment="the work item whose rollout it is; null: it was not handed out",
+    ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # Numbers are unique: readers depend on them.
@@ -258,8 +263,9 @@ Beginnings = Mapping[EpisodeKey, EpisodeStart]
 # cannot deadlock.
 INSERT_EPISODE = text(
     "INSERT INTO episodes "
-    "(buffer_id, key, task_id, agent_id, group_id, model_version, meta, attempt, writer) VALUES "
-    "(:buffer_id, :key, :task_id, :agent_id, :group_id, :model_version, :meta, :attempt, :writer) "
+    "(buffer_id, key, task_id, agent_id, group_id, model_version, meta, attempt, writer, item_id) "
+    "VALUES (:buffer_id, :key, :task_id, :agent_id, :group_id, :model_version, :meta, :attempt, "
+    ":writer, :item_id) "
     "ON CONFLICT DO NOTHING"
 ).bindparams(bindparam("writer", type_=UUID))
 _INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
@@ -281,8 +287,9 @@ _EPISODES = (
     .with_for_update(key_share=True)
 )  # fmt: skip
 _NEWEST_WRITER = select(
-    episodes.c.key, episodes.c.task_id, episodes.c.attempt, cast(episodes.c.writers, Text())
-).where(episodes.c.id == bindparam("of_id"))
+    episodes.c.key, episodes.c.task_id, episodes.c.attempt, cast(episodes.c.writers, Text()),
+    episodes.c.item_id,
+).where(episodes.c.id == bindparam("of_id"))  # fmt: skip
 _SESSIONS = select(sessions.c.key, sessions.c.id).where(
     sessions.c.buffer_id == bindparam("buffer_id"), is_one_of(sessions.c.key, _KEYS)
 )
@@ -349,6 +356,9 @@ def episode_ids(
         return [None] * len(records)
     known = locked_episodes(connection, buffer_id, first_of, beginnings, groups)
     unknown = sorted(key for key in first_of if key not in known)
+    for key in unknown:
+        if beginnings and key in beginnings and beginnings[key].item_id is not None:
+            raise _deleted(*key)
     new_episodes = [
         {
             "buffer_id": buffer_id,
@@ -381,8 +391,8 @@ def episode_ids(
 def _owner(beginning: EpisodeStart | None) -> dict[str, Any]:
     """Return the values of an episode that its writer gives, if it has one."""
     if beginning is None:
-        return {"meta": None, "attempt": 0, "writer": None}
-    values = {name: getattr(beginning, name) for name in ("meta", "attempt", "writer")}
+        return {"meta": None, "attempt": 0, "writer": None, "item_id": None}
+    values = {name: getattr(beginning, name) for name in ("meta", "attempt", "writer", "item_id")}
     return values if beginning.group_id is None else {**values, "group_id": beginning.group_id}
 
 
@@ -461,14 +471,31 @@ def _is_other(beginning: EpisodeStart | None, attempt: int, writer: str | None) 
 
 def _taken(connection: Connection, id_: int, beginning: EpisodeStart | None) -> EpisodeTakenError:
     """Return the error for a writer that another one has replaced."""
-    key, task_id, attempt, writers = connection.execute(_NEWEST_WRITER, {"of_id": id_}).one()
+    stored = connection.execute(_NEWEST_WRITER, {"of_id": id_}).one()
+    key, task_id, attempt, writers, item_id = stored
     newest = (json.loads(writers) if writers else [{}])[-1]
     who = f"by {newest['holder']} at {newest['at']} " if newest else ""
     own = "names no attempt" if beginning is None else f"is attempt {beginning.attempt}"
+    if item_id is not None:
+        return EpisodeTakenError(
+            f"episode {key!r} of task {task_id!r} belongs to a work item whose lease ran out; it "
+            f"was taken again {who}as attempt {attempt}, and nothing of this write, which {own}, "
+            f"is stored; take another item, and call heartbeat() in time",
+            [(key, task_id)],
+        )
     return EpisodeTakenError(
         f"episode {key!r} of task {task_id!r} was continued {who}as attempt {attempt}; this write "
         f"{own}, and nothing of it is stored; to write on here, continue the episode again with "
         f"resume=True",
+        [(key, task_id)],
+    )
+
+
+def _deleted(key: str, task_id: str) -> EpisodeTakenError:
+    """Return the error for a writer of a work item whose episode was deleted."""
+    return EpisodeTakenError(
+        f"episode {key!r} of task {task_id!r} belongs to a work item, and was deleted; nothing of "
+        f"this write is stored; take another item",
         [(key, task_id)],
     )
 

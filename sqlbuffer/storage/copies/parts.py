@@ -110,7 +110,7 @@ _FORMS: tuple[tuple[type[Any], str], ...] = (
 )
 # Columns that the target fills itself: its own keys and transactions. No writer of the source
 # writes there.
-_LEFT_OUT = ("buffer_id", "xid", "writer")
+_LEFT_OUT = ("buffer_id", "xid", "writer", "item_id")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.work import forget as forget_work
 
 _SQLITE_DROP_CHUNKS = (
     f"DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS}"
@@ -252,7 +253,7 @@ class Deletion:
         return removed
 
     def clear(self) -> int:
-        """Delete all rows, also those behind the window, and the list of episodes.
+        """Delete all rows, also those behind the window, the list of episodes, and the work.
 
         Return how many rows were live. An unfinished copy accepts other rows afterwards.
         """
@@ -267,6 +268,7 @@ class Deletion:
             inside = steps.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
             forget(connection, id_, episodes)
+            forget_work(connection, id_)
             if forget_copy(connection, id_):
                 change_config(connection, id_, {}, is_copying=False)
             return n_removed

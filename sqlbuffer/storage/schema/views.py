@@ -350,6 +350,35 @@ VIEWS = {
             "rows": ("integer", "their rows"),
         },
     ),
+    "v_work": View(
+        "One row per work item: a rollout to play, or one that was played.",
+        {
+            "buffer": _BUFFER,
+            "group_id": ("text", "the group of rollouts"),
+            "sibling": ("integer", "number of the rollout in its group, from 0"),
+            "task_id": ("text", "the task"),
+            "status": (
+                "text",
+                "`waiting`, `taken`, `done` (its episode is complete), or `failed` (it is not "
+                "given out again)",
+            ),
+            "attempt": ("integer", "how often it was taken"),
+            "max_attempts": ("integer", "largest number of attempts; null: any number"),
+            "worker": ("text", "who has taken it last"),
+            "leased_until": ("time", "when the lease of that worker runs out; null unless taken"),
+            "alive": ("boolean", "it is taken, and the lease has not run out"),
+            "reason": ("text", "why the last attempt failed"),
+            "episode_id": ("text", "the episode of the last attempt, in `v_episodes`"),
+            "consumed": (
+                "boolean",
+                "an acknowledged lease has used its rollout, or its steps were found to have left",
+            ),
+            "payload": ("JSON", "what the rollout needs, as it was given"),
+            "created_at": ("time", "when it was put"),
+            "taken_at": ("time", "when it was taken last"),
+            "ended_at": ("time", "when it was done, or failed for good"),
+        },
+    ),
     "v_queue": View(
         "One row per group with rows that wait to be leased. A rollout is an episode, or a row "
         "without one.",

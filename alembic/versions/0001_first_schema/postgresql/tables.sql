@@ -329,6 +329,7 @@ CREATE TABLE episodes (
     writers JSONB,
     verdicts JSONB,
     used_at TIMESTAMP WITH TIME ZONE,
+    item_id BIGINT,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
@@ -363,6 +364,50 @@ COMMENT ON COLUMN episodes.writer IS 'random id of that writer';
 COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the place (t) where its steps begin';
 COMMENT ON COLUMN episodes.verdicts IS 'rewards that annotate_episode gave it: version, reward and time';
 COMMENT ON COLUMN episodes.used_at IS 'when the first such lease was acknowledged';
+COMMENT ON COLUMN episodes.item_id IS 'the work item whose rollout it is; null: it was not handed out';
+
+CREATE TABLE work_items (
+    id BIGSERIAL NOT NULL,
+    buffer_id INTEGER NOT NULL,
+    group_id TEXT COLLATE "C" NOT NULL,
+    sibling INTEGER NOT NULL,
+    task_id TEXT COLLATE "C" NOT NULL,
+    payload JSONB,
+    status TEXT DEFAULT 'waiting' NOT NULL,
+    attempt INTEGER DEFAULT 0 NOT NULL,
+    max_attempts INTEGER,
+    worker TEXT COLLATE "C",
+    leased_until TIMESTAMP WITH TIME ZONE,
+    episode_id TEXT COLLATE "C",
+    reason TEXT,
+    is_consumed BOOLEAN DEFAULT false NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    taken_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_work_items PRIMARY KEY (id),
+    CONSTRAINT uq_work_items_buffer_id_group_id_sibling UNIQUE (buffer_id, group_id, sibling),
+    CONSTRAINT ck_work_items_status_known CHECK (status IN ('waiting', 'taken', 'done', 'failed'))
+);
+CREATE INDEX ix_work_items_waiting ON work_items (buffer_id, id) WHERE status = 'waiting';
+CREATE INDEX ix_work_items_taken ON work_items (buffer_id, leased_until) WHERE status = 'taken';
+CREATE INDEX ix_work_items_stored ON work_items (buffer_id, id) WHERE status = 'done' AND NOT is_consumed;
+COMMENT ON COLUMN work_items.id IS 'order of the items, and their key';
+COMMENT ON COLUMN work_items.buffer_id IS 'the buffer';
+COMMENT ON COLUMN work_items.group_id IS 'the group of rollouts';
+COMMENT ON COLUMN work_items.sibling IS 'number of the rollout in its group, from 0';
+COMMENT ON COLUMN work_items.task_id IS 'the task';
+COMMENT ON COLUMN work_items.payload IS 'what the rollout needs, as given';
+COMMENT ON COLUMN work_items.status IS 'waiting, taken, done or failed';
+COMMENT ON COLUMN work_items.attempt IS 'how often it was taken';
+COMMENT ON COLUMN work_items.max_attempts IS 'largest number of attempts; null: any';
+COMMENT ON COLUMN work_items.worker IS 'who has taken it last';
+COMMENT ON COLUMN work_items.leased_until IS 'when the lease of that one runs out; null unless it is taken';
+COMMENT ON COLUMN work_items.episode_id IS 'the episode of the last attempt';
+COMMENT ON COLUMN work_items.reason IS 'why the last attempt failed';
+COMMENT ON COLUMN work_items.is_consumed IS 'true: its rollout was used by an acknowledged lease, or its steps have left';
+COMMENT ON COLUMN work_items.created_at IS 'when it was put';
+COMMENT ON COLUMN work_items.taken_at IS 'when it was taken last';
+COMMENT ON COLUMN work_items.ended_at IS 'when it was done, or failed for good';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,
@@ -968,6 +1013,7 @@ ALTER TABLE chunk_data SET (toast_tuple_target = 4080);
 -- A claim and its acknowledgement find space for the row's new versions on its page.
 ALTER TABLE queue_items SET (fillfactor = 50);
 ALTER TABLE leases SET (fillfactor = 50);
+ALTER TABLE work_items SET (fillfactor = 50);
 
 -- For roles without the right to VACUUM; see sqlbuffer/storage/database/vacuum.py.
 ALTER TABLE experiences SET (
@@ -992,6 +1038,7 @@ ALTER TABLE step_ids ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE deleted_steps ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE replaced_steps ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE episodes ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE work_items ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE sessions ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE tasks ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE priorities ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -209,12 +209,38 @@ CREATE TABLE episodes (
     writers TEXT,
     verdicts TEXT,
     used_at TEXT,
+    item_id BIGINT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );
 CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
 CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
 CREATE INDEX ix_episodes_held ON episodes (buffer_id, id) WHERE n_rows > 0;
+
+CREATE TABLE work_items (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    buffer_id INTEGER NOT NULL,
+    group_id TEXT NOT NULL,
+    sibling INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    payload TEXT,
+    status TEXT DEFAULT 'waiting' NOT NULL,
+    attempt INTEGER DEFAULT 0 NOT NULL,
+    max_attempts INTEGER,
+    worker TEXT,
+    leased_until TEXT,
+    episode_id TEXT,
+    reason TEXT,
+    is_consumed BOOLEAN DEFAULT 0 NOT NULL,
+    created_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    taken_at TEXT,
+    ended_at TEXT,
+    CONSTRAINT uq_work_items_buffer_id_group_id_sibling UNIQUE (buffer_id, group_id, sibling),
+    CONSTRAINT ck_work_items_status_known CHECK (status IN ('waiting', 'taken', 'done', 'failed'))
+);
+CREATE INDEX ix_work_items_waiting ON work_items (buffer_id, id) WHERE status = 'waiting';
+CREATE INDEX ix_work_items_taken ON work_items (buffer_id, leased_until) WHERE status = 'taken';
+CREATE INDEX ix_work_items_stored ON work_items (buffer_id, id) WHERE status = 'done' AND NOT is_consumed;
 
 CREATE TABLE sessions (
     id INTEGER NOT NULL,
