@@ -220,13 +220,19 @@ _EPISODE_NAMES = (
     is_one_of(episodes.c.key, bindparam("keys", type_=KeyList())),
     is_one_of(episodes.c.task_id, bindparam("tasks", type_=KeyList())),
 )
-_OPEN = select(episodes.c.item_id).where(*_EPISODE_NAMES, episodes.c.status == "open")
+_OPEN = select(episodes.c.id, episodes.c.item_id).where(
+    *_EPISODE_NAMES, episodes.c.status == "open"
+)
 _LOCK_OPEN = (
     select(
         episodes.c.id, episodes.c.key, episodes.c.task_id, episodes.c.item_id, episodes.c.attempt,
         cast(episodes.c.writers, Text).label("writers"), LENGTH.label("length"),
     )
-    .where(*_EPISODE_NAMES, episodes.c.status == "open")
+    # By their numbers: in the order of these, SQLite would read all episodes to find their names.
+    .where(
+        is_number_of(episodes.c.id, bindparam("ids", type_=SeqList())),
+        episodes.c.status == "open",
+    )
     .order_by(episodes.c.id)
     .with_for_update(key_share=True, skip_locked=True, of=episodes)
 )  # fmt: skip
@@ -295,15 +301,22 @@ _HAS_ANY = select(
 _N_TAKEN = select(func.count()).select_from(
     select(1).select_from(work_items).where(_OF_BUFFER, _IS_TAKEN).limit(_MOST).subquery()
 )
-# The rollouts that no acknowledged lease has used yet, and whether steps of them are held.
-_STORED = text(
-    "SELECT w.id, EXISTS (SELECT 1 FROM episodes e JOIN step_numbers s "
-    "ON s.buffer_id = e.buffer_id AND s.episode_id = e.id "
-    "WHERE e.buffer_id = w.buffer_id AND e.key = w.episode_id AND e.task_id = w.task_id "
-    "AND +s.seq > (SELECT low_seq FROM v_windows WHERE buffer_id = :of_buffer)) AS is_held "
-    "FROM work_items w WHERE w.buffer_id = :of_buffer AND w.status = 'done' "
-    "AND NOT w.is_consumed ORDER BY w.id LIMIT :most"
-)
+# The rollouts that no acknowledged lease has used yet, and 1 for those with held steps. A
+# subquery with a limit is run for each: PostgreSQL would make an EXISTS a table of all episodes. A
+# chunk without steps left is deleted.
+_STORED = {
+    has_chunks: text(
+        f"SELECT w.id, (SELECT 1 FROM {steps} s WHERE s.buffer_id = w.buffer_id "
+        "AND s.episode_id = (SELECT e.id FROM episodes e WHERE e.buffer_id = w.buffer_id "
+        f"AND e.key = w.episode_id AND e.task_id = w.task_id) AND {last} > :low LIMIT 1) "
+        "FROM work_items w WHERE w.buffer_id = :of_buffer AND w.status = 'done' "
+        "AND NOT w.is_consumed ORDER BY w.id LIMIT :most"
+    )
+    for has_chunks, steps, last in (
+        (False, "experiences", "+s.seq"),
+        (True, "chunks", "s.first_seq + s.n_steps - 1"),
+    )
+}
 _SETTLE = (
     update(work_items)
     .where(is_number_of(_W.id, bindparam("ids", type_=SeqList())))
@@ -503,11 +516,10 @@ def _lock_episodes(
         "keys": [item.episode_id for item in items],
         "tasks": list({item.task_id for item in items}),
     }
-    is_open = set(connection.execute(_OPEN, names).scalars()) & ids
-    locked = connection.execute(_LOCK_OPEN, names).all() if is_open else []
     # Their names may be those of other episodes.
-    locked = [episode for episode in locked if episode.item_id in ids]
-    return locked, is_open - {episode.item_id for episode in locked}
+    is_open = {id_: item_id for id_, item_id in connection.execute(_OPEN, names) if item_id in ids}
+    locked = connection.execute(_LOCK_OPEN, {"ids": sorted(is_open)}).all() if is_open else []
+    return list(locked), {*is_open.values()} - {episode.item_id for episode in locked}
 
 
 def _replace_writers(
@@ -545,11 +557,11 @@ def _with_writer(writers: str | None, attempt: int, holder: str | None, from_t: 
 
 def _ahead(connection: Connection, buffer: OpenBuffer, most: int) -> int:
     """Return how many rollouts are taken, or complete and not consumed; at most `most`."""
-    own = {"of_buffer": buffer.info.id}
+    own = {"of_buffer": buffer.info.id, "low": buffer.window_in(connection).low}
     n_taken = int(connection.execute(_N_TAKEN, {**own, "most": most}).scalar_one())
     while n_taken < most:
         room = most - n_taken
-        stored = connection.execute(_STORED, {**own, "most": room}).all()
+        stored = connection.execute(_STORED[buffer.info.has_chunks], {**own, "most": room}).all()
         gone = [id_ for id_, is_held in stored if not is_held]
         if not gone:
             return n_taken + len(stored)

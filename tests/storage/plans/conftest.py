@@ -37,6 +37,8 @@ KNOWN = (
     "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, last_seq) "
     "SELECT 9000000000 + seq, buffer_id, 'e' || seq, task_id, 'complete', 1, seq, seq "
     f"{_EACH}",
+    "INSERT INTO work_items (buffer_id, group_id, sibling, task_id) "
+    f"SELECT buffer_id, 'g' || seq, 0, 't' {_EACH}",
     "INSERT INTO documents (buffer_id, key, version, value) "
     f"SELECT buffer_id, 'k' || seq, 1, '1' {_EACH}",
 )
