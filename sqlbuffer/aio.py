@@ -6,7 +6,7 @@ A call that waits for a rate limiter or for rows does not block other calls.
 import asyncio
 import builtins
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, wraps
 from itertools import islice
@@ -23,13 +23,23 @@ from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
+from sqlbuffer.front.work import LEASE_S, MAX_ATTEMPTS
+from sqlbuffer.front.work import Work as SyncWork
+from sqlbuffer.front.work import WorkItem as SyncItem
 from sqlbuffer.llm import Rollout, TokenBatch
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.steps import Batch, DataRow, takes, values_of_step
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
 
-__all__ = ["AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncReplayBuffer"]
+__all__ = [
+    "AsyncEpisodeWriter",
+    "AsyncLease",
+    "AsyncLeasedBatch",
+    "AsyncReplayBuffer",
+    "AsyncWork",
+    "AsyncWorkItem",
+]
 
 
 P = ParamSpec("P")
@@ -200,6 +210,121 @@ class AsyncLease:
         await asyncio.shield(in_thread(self.sync.__exit__, *exception))
 
 
+class AsyncWorkItem:
+    """`sqlbuffer.WorkItem` for asyncio: `async with await item.episode() as episode`.
+
+    Args:
+        item: The item.
+
+    Example:
+        >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
+        ...         await buffer.work.put(["maze"], group_size=2)
+        ...         first, second = await buffer.work.take(2)
+        ...         await first.heartbeat(lease_s=60)
+        ...         async with await first.episode() as episode:
+        ...             await episode.append(state=1, actions=[0], reward=1.0)
+        ...         await second.fail("the simulator crashed")
+        ...         return [item.attempt for item in await buffer.work.take(2)]
+        >>> asyncio.run(main())
+        [2]
+    """
+
+    # Attributes of the item that `__getattr__` returns.
+    group_id: str
+    sibling: int
+    task_id: str
+    payload: Any
+    attempt: int
+    max_attempts: int | None
+    worker: str
+    episode_id: str
+    remaining_s: float
+
+    def __init__(self, item: SyncItem) -> None:
+        self.sync = item
+
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
+    async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:
+        """Begin the episode of the item; see `sqlbuffer.WorkItem.episode`."""
+        return AsyncEpisodeWriter(await in_thread(self.sync.episode, *args, **options))
+
+    async def heartbeat(self, lease_s: float | None = None) -> None:
+        """Extend the lease; see `sqlbuffer.WorkItem.heartbeat`."""
+        await in_thread(self.sync.heartbeat, lease_s)
+
+    async def fail(self, reason: str = "it failed", retry: bool = True) -> None:
+        """End this attempt without a rollout; see `sqlbuffer.WorkItem.fail`."""
+        await in_thread(self.sync.fail, reason, retry)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["sync"], name)
+
+
+class AsyncWork:
+    """`sqlbuffer.Work` for asyncio; `AsyncReplayBuffer.work` returns it.
+
+    A cancelled call stops waiting. Items that it gets at that moment are given back.
+
+    Args:
+        work: The work of a buffer.
+
+    Example:
+        >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
+        ...         await buffer.work.put(["maze"], group_size=2)
+        ...         return [item.sibling for item in await buffer.work.take(8, timeout_s=1)]
+        >>> asyncio.run(main())
+        [0, 1]
+    """
+
+    def __init__(self, work: SyncWork) -> None:
+        self.sync = work
+
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
+    async def put(
+        self,
+        tasks: Iterable[str | Mapping[str, Any]],
+        group_size: int = 1,
+        *,
+        max_attempts: int | None = MAX_ATTEMPTS,
+        retry_failed: bool = False,
+    ) -> int:
+        """Add rollouts to play; see `sqlbuffer.Work.put`."""
+        return await in_thread(
+            self.sync.put, tasks, group_size, max_attempts=max_attempts, retry_failed=retry_failed
+        )
+
+    async def take(
+        self,
+        n: int = 1,
+        *,
+        worker: str | None = None,
+        lease_s: float = LEASE_S,
+        timeout_s: float = 0.0,
+        max_ahead: int | None = None,
+    ) -> list[AsyncWorkItem]:
+        """Take up to n items; see `sqlbuffer.Work.take`."""
+        options = {"worker": worker, "lease_s": lease_s, "timeout_s": timeout_s}
+        call = call_threads.start(partial(self.sync.take, n, max_ahead=max_ahead, **options))
+        taking = asyncio.wrap_future(call.future)
+        try:
+            return [AsyncWorkItem(item) for item in await asyncio.shield(taking)]
+        except asyncio.CancelledError:
+            call.cancel()
+            with suppress(SQLBufferError):
+                await in_thread(self.sync.give_back, await taking)
+            raise
+
+
 # Rows that one call of a thread takes from a stream.
 ROWS_AT_ONCE = 200
 
@@ -363,6 +488,11 @@ class AsyncReplayBuffer:
     async def session_id(self) -> str | None:
         """Return the key of the buffer's current session; None before the first session."""
         return await in_thread(lambda: self.sync.session_id)
+
+    @property
+    def work(self) -> AsyncWork:
+        """Rollouts to play, as rows; see `sqlbuffer.ReplayBuffer.work`."""
+        return AsyncWork(self.sync.work)
 
     def decode(
         self, block: bytes | bytearray | memoryview, place: int = 0, layout: int | None = None

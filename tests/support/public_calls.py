@@ -49,14 +49,14 @@ from tests.llm.templates import Characters
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
-    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Checkpoint",
+    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncWork", "AsyncWorkItem", "Batch", "Candidates", "Checkpoint",
     "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
     "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
     "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
-    "Transaction",
+    "Transaction", "Work", "WorkItem",
 }  # fmt: skip
 SAMPLERS = (
     "FifoSampler", "LatestSampler", "PrioritizedSampler", "RandomSampler", "RandomTaskSample",
@@ -109,6 +109,8 @@ class World:
         self.fill()
         self._lease = self.leased.lease(1, group_by="task_id", timeout_s=0, lease_s=3_600)
         self.held = self._lease.__enter__()
+        self.rows.work.put(["t"])
+        (self.item,) = self.rows.work.take(lease_s=3_600)
         self.mirror = self.typed.mirror()
         path = url.removeprefix("sqlite:///")
         self._watching = sqlite3.connect(path) if path != url else None
@@ -226,6 +228,8 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "AsyncEpisodeWriter": lambda world, _: aio.AsyncEpisodeWriter(world.written_typed.episode()),
     "AsyncLeasedBatch": lambda world, _: aio.AsyncLeasedBatch(world.held),
     "AsyncReplayBuffer": lambda world, layout: aio.AsyncReplayBuffer(getattr(world, layout)),
+    "AsyncWork": lambda world, _: aio.AsyncWork(world.rows.work),
+    "AsyncWorkItem": lambda world, _: aio.AsyncWorkItem(world.item),
     "Batch": lambda world, _: world.typed.sample_arrays(2),
     "BufferConfig": lambda *_: BufferConfig(),
     "Candidates": lambda world, layout: InDraw(getattr(world, layout)),
@@ -255,6 +259,8 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "Snapshot": lambda world, layout: InSnapshot(getattr(world, layout)),
     "TensorBoardMonitor": lambda world, _: TensorBoardMonitor(world.rows, Writer()),
     "Transaction": lambda world, layout: InTransaction(getattr(world, layout)),
+    "Work": lambda world, _: world.rows.work,
+    "WorkItem": lambda world, _: world.item,
 }
 # Others are refused by some layouts before they look at their arguments.
 LAYOUT_OF = {
@@ -331,6 +337,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "tokenizer": lambda _: Characters(),
     "task_id": lambda _: "t",
     "task_ids": lambda _: ["t"],
+    "tasks": lambda _: ["t"],
     "timeout_s": lambda _: 0,
     "url": lambda world: world.url,
     "value": lambda _: 1.0,

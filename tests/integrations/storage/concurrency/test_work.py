@@ -71,11 +71,14 @@ def schedule(url, n_groups):
         return n_new + buffer.work.put(tasks, group_size=SIZE, max_attempts=None)
 
 
-AHEAD = "SELECT count(*) FROM work_items WHERE status = 'taken' OR (status = 'done' AND NOT is_consumed)"
+AHEAD = (
+    "SELECT count(*) FROM work_items "
+    "WHERE status = 'taken' OR (status = 'done' AND NOT is_consumed)"
+)
 
 
 def harass(workers, chance, n_kills, restart, is_over):
-    """Kill workers, and have some stop for longer than their leases; start others in their place."""
+    """Kill workers and start others, and have some stop for longer than their leases."""
     stopped = []
     while n_kills and not is_over():
         time.sleep(chance.uniform(0.05, 0.3))
@@ -94,6 +97,7 @@ def harass(workers, chance, n_kills, restart, is_over):
         stopped = [one for one in stopped if one[0] >= time.monotonic()]
     for _, pid in stopped:
         os.kill(pid, signal.SIGCONT)
+    return n_kills
 
 
 @pytest.mark.slow
@@ -125,7 +129,8 @@ def test_every_group_gets_its_rollouts_though_workers_are_killed(schema_url, lay
         watcher.start()
         stack.callback(watcher.join)
         stack.callback(is_over.set)
-        harass(workers, chance, n_kills, restart, lambda: not training.running)
+        n_left = harass(workers, chance, n_kills, restart, lambda: not training.running)
+        assert n_left < n_kills / 2
         (trained,) = training.results(4 * TIMEOUT_S)
     assert sorted(trained) == sorted(f"g{group}" for group in range(n_groups))
     complete = (
