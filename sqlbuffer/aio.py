@@ -21,6 +21,7 @@ from sqlbuffer.config import RETRY_S, BufferConfig, Connection, OpenerSettings
 from sqlbuffer.copying import CopyReport
 from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
 from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.fields import Casting
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
 from sqlbuffer.front.work import LEASE_S, MAX_ATTEMPTS
@@ -249,9 +250,22 @@ class AsyncWorkItem:
     def __repr__(self) -> str:
         return f"Async{self.sync!r}"
 
-    async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:
+    async def episode(
+        self,
+        /,
+        agent_id: str | None = None,
+        *,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        casting: Casting = "same_kind",
+        **meta: Any,
+    ) -> AsyncEpisodeWriter:
         """Begin the episode of the item; see `sqlbuffer.WorkItem.episode`."""
-        return AsyncEpisodeWriter(await in_thread(self.sync.episode, *args, **options))
+        begin = partial(
+            self.sync.episode, agent_id, model_version=model_version, session_id=session_id,
+            casting=casting, **meta,
+        )  # fmt: skip
+        return AsyncEpisodeWriter(await in_thread(begin))
 
     async def heartbeat(self, lease_s: float | None = None) -> None:
         """Extend the lease; see `sqlbuffer.WorkItem.heartbeat`."""
@@ -313,8 +327,11 @@ class AsyncWork:
         max_ahead: int | None = None,
     ) -> list[AsyncWorkItem]:
         """Take up to n items; see `sqlbuffer.Work.take`."""
-        options = {"worker": worker, "lease_s": lease_s, "timeout_s": timeout_s}
-        call = call_threads.start(partial(self.sync.take, n, max_ahead=max_ahead, **options))
+        take = partial(
+            self.sync.take, n, worker=worker, lease_s=lease_s, timeout_s=timeout_s,
+            max_ahead=max_ahead,
+        )  # fmt: skip
+        call = call_threads.start(take)
         taking = asyncio.wrap_future(call.future)
         try:
             return [AsyncWorkItem(item) for item in await asyncio.shield(taking)]

@@ -49,8 +49,8 @@ from tests.llm.templates import Characters
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
-    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncWork", "AsyncWorkItem", "Batch", "Candidates", "Checkpoint",
-    "Converter",
+    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncWork", "AsyncWorkItem",
+    "Batch", "Candidates", "Checkpoint", "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
