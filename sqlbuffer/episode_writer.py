@@ -193,6 +193,16 @@ class EpisodeWriter:
         self._queue.flush()
         self._queue.check(self._beginning)
 
+    def leave(self) -> None:
+        """Store the steps, and close this object: another transaction ends the episode.
+
+        :meta private:
+        """
+        self._check_open()
+        self._release()
+        self.is_open = False
+        self._queue.leave(self._beginning)
+
     def __enter__(self) -> "EpisodeWriter":
         return self
 

@@ -136,8 +136,8 @@ class EpisodeEndedError(EpisodeRefusedError):
 
 
 class EpisodeTakenError(EpisodeRefusedError):
-    """Another writer has continued the episode with `resume=True`: only that one adds steps and
-    ends it. The message says who and when.
+    """Another writer has continued the episode with `resume=True`, or another worker has taken its
+    work item: this writer adds no steps and does not end it. The message says who and when.
     """
 
 
@@ -213,7 +213,7 @@ class FlowControlError(SQLBufferError, TimeoutError):
 
 class LeaseLostError(SQLBufferError):
     """A lease ended before it was renewed or acknowledged. Others can claim its rows, and this use
-    does not count. Use a longer lease, or renew it earlier.
+    does not count. Or another worker has a work item. Use a longer lease, or renew it earlier.
     """
 
 

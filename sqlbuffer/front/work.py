@@ -154,7 +154,7 @@ class WorkItem:
         writer = self._writer
         if writer is not None and writer.is_open and self._pid == os.getpid():
             with suppress(EpisodeRefusedError):  # the call below says whose it is
-                writer.abort()
+                writer.leave()
         work.fail(self._work.store, self._taken, text, retry=retry)
 
     def __reduce__(self) -> Any:

@@ -57,6 +57,10 @@ from sqlbuffer.storage.schema.expressions import (
 )
 from sqlbuffer.storage.schema.metadata import JSON, KEY, SERIAL, TIME, json_parameter, metadata
 
+_CHANGED = (
+    "status, attempt, max_attempts, worker, leased_until, episode_id, reason, is_consumed, "
+    "taken_at, ended_at"
+)
 work_items = Table(
     "work_items",
     metadata,
@@ -106,14 +110,9 @@ work_items = Table(
     ),
     CheckConstraint("status IN ('waiting', 'taken', 'done', 'failed')", name="status_known"),
     info={
-        "writer_may": (
-            "INSERT, UPDATE (status, attempt, max_attempts, worker, leased_until, episode_id, "
-            "reason, is_consumed, taken_at, ended_at)"
-        ),
-        "learner_may": (
-            "INSERT, UPDATE (status, attempt, max_attempts, worker, leased_until, episode_id, "
-            "reason, is_consumed, taken_at, ended_at), DELETE"
-        ),
+        "is_vacuumed": True,
+        "writer_may": f"INSERT, UPDATE ({_CHANGED})",
+        "learner_may": f"INSERT, UPDATE ({_CHANGED}), DELETE",
     },
     # Numbers are unique: episodes name them.
     sqlite_autoincrement=True,
@@ -200,10 +199,8 @@ _TAKE = (
         episode_id=bindparam("of_episode", type_=Text()),
         taken_at=in_seconds(0.0),
         reason=null(),
+        is_consumed=False,
     )
-)
-_UNTIL = select(func.min(_W.leased_until)).where(
-    is_number_of(_W.id, bindparam("ids", type_=SeqList()))
 )
 _GIVE_UP = (
     update(work_items)

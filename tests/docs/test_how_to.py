@@ -69,6 +69,14 @@ def test_rollouts_are_continued_and_judged_as_the_pages_show(read):
     assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 8)]
 
 
+def test_work_is_handed_out_as_the_page_shows(read):
+    read("docs/how-to/hand-out-work.md")
+    work = "SELECT buffer, status, count(*) FROM v_work GROUP BY 1, 2 ORDER BY 1, 2"
+    assert run(SQLITE_URL, work) == [
+        ("ahead", "done", 6), ("ahead", "waiting", 12), ("work", "done", 24), ("work", "waiting", 1),
+    ]  # fmt: skip
+
+
 def test_a_field_is_added_as_the_page_shows(read):
     page = read("docs/how-to/add-field.md")
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]

@@ -277,6 +277,19 @@ class WriteQueue(Generic[S, B]):
                 self._endings = endings
                 self._size_bytes -= sum(step.n_bytes for step in lost)
 
+    def leave(self, beginning: EpisodeStart) -> None:
+        """Store what waits, and forget a writer: its episode is ended in another transaction.
+
+        Raises:
+            EpisodeRefusedError: The episode takes no more steps of it.
+        """
+        self.flush()
+        self.check(beginning)
+        with self._mutex:
+            key = beginning.key, beginning.task_id
+            if self._beginnings.get(key) == beginning:
+                del self._beginnings[key]
+
     def _own(self, beginning: EpisodeStart) -> None:
         """Note the writer of an episode. (The caller holds the mutex.)"""
         key = beginning.key, beginning.task_id
