@@ -101,6 +101,32 @@ def test_batches_are_taken_listed_and_given_back(database_url: str) -> None:
     asyncio.run(use())
 
 
+def test_a_cancelled_call_gives_back_the_work_that_it_gets(database_url: str) -> None:
+    async def use() -> None:
+        async with await AsyncReplayBuffer.open(database_url, create=True) as buffer:
+            waiting = asyncio.create_task(buffer.work.take(2, timeout_s=60))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await buffer.work.put(["t"], group_size=2, max_attempts=1)
+            taking = asyncio.create_task(buffer.work.take(2, timeout_s=60))
+            await asyncio.sleep(0.0)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            first, second = await buffer.work.take(2, worker="w", timeout_s=30)
+            assert (first.sibling, second.task_id, first.worker) == (0, "t", "w")
+            assert "AsyncWorkItem" in repr(first)
+            async with await first.episode(mood="good") as episode:
+                await episode.append(state=1, actions=[0])
+            await second.heartbeat()
+            await second.fail("no luck")
+            assert await buffer.work.take() == []
+
+    asyncio.run(use())
+
+
 @pytest.mark.thorough
 def test_many_agents_store_at_once(database_url: str) -> None:
     async def use() -> int:

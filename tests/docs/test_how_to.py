@@ -73,7 +73,8 @@ def test_work_is_handed_out_as_the_page_shows(read):
     read("docs/how-to/hand-out-work.md")
     work = "SELECT buffer, status, count(*) FROM v_work GROUP BY 1, 2 ORDER BY 1, 2"
     assert run(SQLITE_URL, work) == [
-        ("ahead", "done", 6), ("ahead", "waiting", 12), ("work", "done", 24), ("work", "waiting", 1),
+        ("ahead", "done", 6), ("ahead", "waiting", 12),
+        ("work", "done", 24), ("work", "waiting", 1),
     ]  # fmt: skip
 
 

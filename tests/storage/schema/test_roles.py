@@ -133,6 +133,36 @@ def test_learners_lease_and_writers_may_not(with_roles, login, make_buffer):
         assert len(buffer) == 0
 
 
+@both_layouts
+@pytest.mark.parametrize("group", ["sqlbuffer_writer", "sqlbuffer_learner"])
+def test_writers_and_learners_put_and_take_work(with_roles, login, make_buffer, group):
+    settings = {"max_episodes": 9, "evict_by": "episode"}
+    with make_buffer(login(group), name="worked", **settings) as buffer:
+        step = {"number": 1} if buffer.fields else {"state": 1}
+        assert buffer.work.put(["t"], group_size=4, max_attempts=2) == 4
+        items = buffer.work.take(9, lease_s=0.001, max_ahead=3)
+        for item in items:
+            item.episode().append(**step)
+        buffer.flush()
+        again = buffer.work.take(3, max_ahead=3, timeout_s=30)
+        assert [item.attempt for item in again] == [2, 2, 2]
+        again[0].heartbeat()
+        with again[0].episode() as episode:
+            episode.append(**step)
+        again[1].episode().append(**step)
+        again[1].fail(retry=False)
+        again[2].fail()
+        assert buffer.work.put(["t"], retry_failed=True) == 2
+        assert len(buffer.work.take(9, max_ahead=9)) == 3
+    with psycopg.connect(login("sqlbuffer_analyst")) as connection:
+        query = "SELECT status, count(*) FROM v_work GROUP BY status ORDER BY status"
+        assert connection.execute(query).fetchall() == [("done", 1), ("taken", 3)]
+    with ReplayBuffer(login("sqlbuffer_analyst"), name="worked") as buffer:
+        for call in (lambda: buffer.work.put(["u"]), lambda: buffer.work.put(["t"])):
+            with pytest.raises(StorageReadOnlyError):
+                call()
+
+
 LIMITS = {"max_use": 2, "track_samples": True, "max_staleness": 3}
 
 
