@@ -36,8 +36,8 @@ LEASE_S, MAX_ATTEMPTS = 300.0, 5
 MOST_TASKS, MOST_SIBLINGS, MOST_ITEMS = 1_000_000, 100_000, 10_000
 MAX_GROUP = 450  # bytes: the ids of its episodes have two numbers behind it
 MAX_REASON = 1_000
-# Pause between two looks for work.
-PAUSE_S = 0.25
+# Pause between two looks for work. If a look takes long, it is this many times as long.
+PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
 
 # Returns the steps of an episode, by its id and its task.
 ReadEpisode = Callable[[str, str], list[DataRow]]
@@ -289,14 +289,15 @@ class Work:
         if max_ahead is not None:
             max_ahead = checked_integer(max_ahead, "max_ahead", 1, more=", or None")
         while True:
-            if work.may_take(self.store):
+            began = time.monotonic()
+            if work.may_take(self.store, max_ahead):
                 leased_until = time.monotonic() + lease_s
                 if taken := work.take(self.store, n, worker, lease_s, max_ahead):
                     return [WorkItem(self, item, leased_until) for item in taken]
-            rest = deadline - time.monotonic()
-            if rest <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 return []
-            pause(min(PAUSE_S, rest))
+            pause(min(max(PAUSE_S, PAUSE_PER_LOOK * (now - began)), deadline - now))
 
     def give_back(self, items: Iterable[WorkItem]) -> None:
         """Let others take items of a call that was cancelled; their attempts do not count.

@@ -30,6 +30,7 @@ from sqlalchemy import (
     exists,
     false,
     func,
+    literal,
     null,
     or_,
     select,
@@ -38,9 +39,10 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.errors import ArgumentError, LeaseLostError
+from sqlbuffer.errors import ArgumentError, EpisodeExistsError, LeaseLostError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import LENGTH, begin, end, episodes
@@ -51,7 +53,7 @@ from sqlbuffer.storage.schema.expressions import (
     in_seconds,
     is_number_of,
     is_one_of,
-    is_past,
+    seconds_ago,
     utc_now,
     utc_time,
 )
@@ -174,9 +176,11 @@ _COLUMNS = (
     _W.id, _W.group_id, _W.sibling, _W.task_id, cast(_W.payload, Text).label("payload"),
     _W.attempt, _W.max_attempts, _W.worker, _W.episode_id,
 )  # fmt: skip
+# The time at which the transaction began: an index serves no time that changes.
+_HAS_RUN_OUT = _W.leased_until <= seconds_ago(literal(0.0))
 _EXPIRED = (
     select(*_COLUMNS)
-    .where(_OF_BUFFER, _IS_TAKEN, is_past(_W.leased_until))
+    .where(_OF_BUFFER, _IS_TAKEN, _HAS_RUN_OUT)
     .order_by(_W.leased_until)
     .limit(_MOST)
     .with_for_update(skip_locked=True)
@@ -217,6 +221,7 @@ _EPISODE_NAMES = (
     is_one_of(episodes.c.key, bindparam("keys", type_=KeyList())),
     is_one_of(episodes.c.task_id, bindparam("tasks", type_=KeyList())),
 )
+_OF_ITEM = select(episodes.c.item_id).where(*_EPISODE_NAMES)
 _OPEN = select(episodes.c.id, episodes.c.item_id).where(
     *_EPISODE_NAMES, episodes.c.status == "open"
 )
@@ -290,11 +295,9 @@ _GIVE_BACK = (
     )
 )
 _HAS_ANY = select(
-    or_(
-        exists(select(1).where(_OF_BUFFER, _WAITS)),
-        exists(select(1).where(_OF_BUFFER, _IS_TAKEN, is_past(_W.leased_until))),
-    )
-)
+    exists(select(1).where(_OF_BUFFER, _IS_TAKEN, _HAS_RUN_OUT)).label("has_lost"),
+    exists(select(1).where(_OF_BUFFER, _WAITS)).label("has_waiting"),
+).where(buffers.c.id == bindparam("of_buffer", type_=Integer()))
 _N_TAKEN = select(func.count()).select_from(
     select(1).select_from(work_items).where(_OF_BUFFER, _IS_TAKEN).limit(_MOST).subquery()
 )
@@ -377,10 +380,12 @@ def put(
 
     Raises:
         ArgumentError: A group has another task.
+        BufferNotFoundError: The buffer was dropped.
     """
     task_of = {task.group_id: task.task_id for task in tasks}
 
     def work(connection: Connection) -> int:
+        buffer.window_in(connection)  # unless it was dropped
         _lock(connection, buffer.info.id)
         own = {"of_buffer": buffer.info.id, "groups": list(task_of)}
         for group_id, stored in connection.execute(_TASKS_OF_GROUPS, own):
@@ -406,10 +411,22 @@ def put(
     return buffer.write(work)
 
 
-def may_take(buffer: OpenBuffer) -> bool:
-    """Return True if an item may be there to take."""
-    own = {"of_buffer": buffer.info.id}
-    return buffer.read(lambda connection: bool(connection.execute(_HAS_ANY, own).scalar_one()))
+def may_take(buffer: OpenBuffer, max_ahead: int | None) -> bool:
+    """Return True if an item may be there to take, with two or three statements that lock nothing.
+
+    Raises:
+        BufferNotFoundError: The buffer was dropped.
+    """
+
+    def look(connection: Connection) -> bool:
+        found = connection.execute(_HAS_ANY, {"of_buffer": buffer.info.id}).one_or_none()
+        if found is None:
+            raise buffer.dropped()
+        if found.has_lost or not found.has_waiting:
+            return bool(found.has_lost)
+        return max_ahead is None or _n_ahead(connection, buffer, max_ahead)[0] < max_ahead
+
+    return buffer.read(look)
 
 
 def take(
@@ -434,7 +451,7 @@ def take(
         taken = _take_expired(connection, buffer, n, worker, lease_s)
         room = n - len(taken)
         if max_ahead is not None and room:
-            room = min(room, max_ahead - _ahead(connection, buffer, max_ahead))
+            room = min(room, _room(connection, buffer, max_ahead))
         if room > 0:
             own = {"of_buffer": buffer.info.id, "most": room}
             taken += _claim(connection, connection.execute(_WAITING, own), worker, lease_s)
@@ -552,18 +569,28 @@ def _with_writer(writers: str | None, attempt: int, holder: str | None, from_t: 
     return orjson.dumps(listed).decode()
 
 
-def _ahead(connection: Connection, buffer: OpenBuffer, most: int) -> int:
-    """Return how many rollouts are taken, or complete and not consumed; at most `most`."""
+def _room(connection: Connection, buffer: OpenBuffer, max_ahead: int) -> int:
+    """Return how many more rollouts may be taken. Those that have left are noted as consumed."""
+    while True:
+        n_ahead, gone = _n_ahead(connection, buffer, max_ahead)
+        if not gone:
+            return max(0, max_ahead - n_ahead)
+        connection.execute(_SETTLE, {"ids": gone})
+
+
+def _n_ahead(connection: Connection, buffer: OpenBuffer, most: int) -> tuple[int, list[int]]:
+    """Return how many rollouts are taken, or complete and held; `most` at most.
+
+    Also return items whose steps have left the buffer: with some, more rollouts may be held.
+    """
     own = {"of_buffer": buffer.info.id, "low": buffer.window_in(connection).low}
     n_taken = int(connection.execute(_N_TAKEN, {**own, "most": most}).scalar_one())
-    while n_taken < most:
-        room = most - n_taken
-        stored = connection.execute(_STORED[buffer.info.has_chunks], {**own, "most": room}).all()
-        gone = [id_ for id_, is_held in stored if not is_held]
-        if not gone:
-            return n_taken + len(stored)
-        connection.execute(_SETTLE, {"ids": gone})
-    return n_taken
+    if n_taken >= most:
+        return n_taken, []
+    statement = _STORED[buffer.info.has_chunks]
+    stored = connection.execute(statement, {**own, "most": most - n_taken}).all()
+    gone = [id_ for id_, is_held in stored if not is_held]
+    return n_taken + len(stored) - len(gone), gone
 
 
 def begin_episode(buffer: OpenBuffer, item: TakenWork, beginning: EpisodeStart) -> None:
@@ -580,7 +607,7 @@ def begin_episode(buffer: OpenBuffer, item: TakenWork, beginning: EpisodeStart) 
         if state is None or (state.status, state.attempt) != ("taken", item.attempt):
             raise _lost(buffer, item, state, "began an episode")
         if not begin(connection, buffer.info.id, beginning):
-            raise episode_exists(connection, buffer.info.id, beginning.key, beginning.task_id)
+            raise _begun(connection, buffer, item)
         writers: str | None = None
         for attempt in range(2, item.attempt + 1):
             writers = _with_writer(writers, attempt, item.worker, 0)
@@ -592,6 +619,18 @@ def begin_episode(buffer: OpenBuffer, item: TakenWork, beginning: EpisodeStart) 
             connection.execute(_NOTE_WRITERS, names)
 
     buffer.write(work)
+
+
+def _begun(connection: Connection, buffer: OpenBuffer, item: TakenWork) -> EpisodeExistsError:
+    """Return the error of an item whose episode exists."""
+    names = {"of_buffer": buffer.info.id, "keys": [item.episode_id], "tasks": [item.task_id]}
+    if connection.execute(_OF_ITEM, names).scalar() != item.id:
+        return episode_exists(connection, buffer.info.id, item.episode_id, item.task_id)
+    return EpisodeExistsError(
+        f"episode {item.episode_id!r} of task {item.task_id!r} was begun before by attempt "
+        f"{item.attempt} of its work item; write on with that writer, or call item.fail(), and "
+        f"take the item again"
+    )
 
 
 def prolong(buffer: OpenBuffer, item: TakenWork, lease_s: float) -> datetime:

@@ -12,6 +12,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import (
     ArgumentError,
+    BufferNotFoundError,
     EpisodeEndedError,
     EpisodeExistsError,
     EpisodeRefusedError,
@@ -227,7 +228,7 @@ def test_wrong_arguments_are_named(buffer_url):
             with pytest.raises(ArgumentError):
                 call()
         episode = item.episode()
-        with pytest.raises(EpisodeExistsError, match="it is open"):
+        with pytest.raises(EpisodeExistsError, match="was begun before by attempt 1"):
             item.episode()
         with pytest.raises(EpisodeEndedError, match="belongs to a work item"):
             buffer.episode("t", episode_id=item.episode_id, resume=True)
@@ -369,7 +370,10 @@ def test_a_copy_has_no_work_and_dropping_a_buffer_deletes_it(buffer_url):
         assert copy.work.put(["a"], group_size=2) == 2
         copy.work.take(2)
         assert len(buffer.work.take(9)) == 1
-    ReplayBuffer.drop(buffer_url, "one")
+        ReplayBuffer.drop(buffer_url, "one")
+        for call in (buffer.work.take, lambda: buffer.work.put(["b"])):
+            with pytest.raises(BufferNotFoundError):
+                call()
     assert work_of(buffer_url, "DISTINCT buffer, group_id, sibling") == [
         ("copy", "a", 0), ("copy", "a", 1),
     ]  # fmt: skip
