@@ -130,8 +130,6 @@ _partial_index("ix_work_items_waiting", work_items.c.id, "status = 'waiting'")
 _partial_index("ix_work_items_taken", work_items.c.leased_until, "status = 'taken'")
 _partial_index("ix_work_items_stored", work_items.c.id, "status = 'done' AND NOT is_consumed")
 
-ITEMS_AT_ONCE = 10_000
-
 _W = work_items.c
 # A transaction that puts items, or takes some with a limit, holds (this, buffer id) as an advisory
 # lock.
@@ -150,11 +148,50 @@ def _postgresql_lock(connection: Connection, buffer_id: int) -> None:
 
 _lock = by_database(sqlite=_sqlite_lock, postgresql=_postgresql_lock)
 
-_PUT = text(
+_SQLITE_PUT = (
     "INSERT INTO work_items (buffer_id, group_id, sibling, task_id, payload, max_attempts) "
-    "VALUES (:buffer_id, :group_id, :sibling, :task_id, :payload, :max_attempts) "
-    "ON CONFLICT (buffer_id, group_id, sibling) DO NOTHING"
+    "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, group_id, sibling) DO NOTHING"
 )
+_POSTGRESQL_PUT = (
+    "INSERT INTO work_items (buffer_id, group_id, sibling, task_id, payload, max_attempts) "
+    "SELECT %s, t.group_id, s.sibling, t.task_id, t.payload::jsonb, %s "
+    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY "
+    "AS t(group_id, task_id, payload, place) CROSS JOIN generate_series(0, %s - 1) AS s(sibling) "
+    "ORDER BY t.place, s.sibling ON CONFLICT (buffer_id, group_id, sibling) DO NOTHING"
+)
+
+
+def _sqlite_put(
+    connection: Connection,
+    buffer_id: int,
+    tasks: "Sequence[NewWork]",
+    group_size: int,
+    max_attempts: int | None,
+) -> int:
+    """Insert the items that do not exist; return how many."""
+    rows = (
+        (buffer_id, task.group_id, sibling, task.task_id, task.payload, max_attempts)
+        for task in tasks
+        for sibling in range(group_size)
+    )
+    n_new: int = driver_of(connection).executemany(_SQLITE_PUT, rows).rowcount
+    return n_new
+
+
+def _postgresql_put(
+    connection: Connection,
+    buffer_id: int,
+    tasks: "Sequence[NewWork]",
+    group_size: int,
+    max_attempts: int | None,
+) -> int:
+    columns = ([getattr(t, name) for t in tasks] for name in ("group_id", "task_id", "payload"))
+    values = (buffer_id, max_attempts, *columns, group_size)
+    n_new: int = driver_of(connection).execute(_POSTGRESQL_PUT, values).rowcount
+    return n_new
+
+
+_put = by_database(sqlite=_sqlite_put, postgresql=_postgresql_put)
 _OF_BUFFER = _W.buffer_id == bindparam("of_buffer", type_=Integer())
 _GROUPS = is_one_of(_W.group_id, bindparam("groups", type_=KeyList()))
 _TASKS_OF_GROUPS = select(_W.group_id, _W.task_id).where(_OF_BUFFER, _GROUPS, _W.sibling == 0)
@@ -308,8 +345,8 @@ _STORED = {
     has_chunks: text(
         f"SELECT w.id, (SELECT 1 FROM {steps} s WHERE s.buffer_id = w.buffer_id "
         "AND s.episode_id = (SELECT e.id FROM episodes e WHERE e.buffer_id = w.buffer_id "
-        f"AND e.key = w.episode_id AND e.task_id = w.task_id) AND {last} > :low LIMIT 1) "
-        "FROM work_items w WHERE w.buffer_id = :of_buffer AND w.status = 'done' "
+        f"AND e.key = w.episode_id AND e.task_id = w.task_id) AND {last} > :low "
+        "ORDER BY s.t LIMIT 1) FROM work_items w WHERE w.buffer_id = :of_buffer AND w.status = 'done' "
         "AND NOT w.is_consumed ORDER BY w.id LIMIT :most"
     )
     for has_chunks, steps, last in (
@@ -397,16 +434,7 @@ def put(
         n_new = 0
         if retry_failed:
             n_new += connection.execute(_RETRY, {**own, "more": max_attempts}).rowcount
-        rows: list[dict[str, Any]] = []
-        for task in tasks:
-            values = {"buffer_id": buffer.info.id, "max_attempts": max_attempts, **vars(task)}
-            rows += [{**values, "sibling": sibling} for sibling in range(group_size)]
-            if len(rows) >= ITEMS_AT_ONCE:
-                n_new += connection.execute(_PUT, rows).rowcount
-                rows = []
-        if rows:
-            n_new += connection.execute(_PUT, rows).rowcount
-        return n_new
+        return n_new + _put(connection, buffer.info.id, tasks, group_size, max_attempts)
 
     return buffer.write(work)
 
