@@ -346,8 +346,8 @@ _STORED = {
         f"SELECT w.id, (SELECT 1 FROM {steps} s WHERE s.buffer_id = w.buffer_id "
         "AND s.episode_id = (SELECT e.id FROM episodes e WHERE e.buffer_id = w.buffer_id "
         f"AND e.key = w.episode_id AND e.task_id = w.task_id) AND {last} > :low "
-        "ORDER BY s.t LIMIT 1) FROM work_items w WHERE w.buffer_id = :of_buffer AND w.status = 'done' "
-        "AND NOT w.is_consumed ORDER BY w.id LIMIT :most"
+        "ORDER BY s.t LIMIT 1) FROM work_items w WHERE w.buffer_id = :of_buffer "
+        "AND w.status = 'done' AND NOT w.is_consumed ORDER BY w.id LIMIT :most"
     )
     for has_chunks, steps, last in (
         (False, "experiences", "+s.seq"),
