@@ -20,7 +20,9 @@ from sqlbuffer.errors import (
     FieldError,
     LeaseLostError,
 )
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.support.processes import FRESH, TIMEOUT_S
+from tests.support.proxy import proxied
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.typed_buffer import both_layouts
 
@@ -390,6 +392,35 @@ def test_a_copy_has_no_work_and_dropping_a_buffer_deletes_it(buffer_url):
     assert work_of(buffer_url, "DISTINCT buffer, group_id, sibling") == [
         ("copy", "a", 0), ("copy", "a", 1),
     ]  # fmt: skip
+
+
+@both_layouts
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_each_call_takes_effect_once_over_lost_connections(make_database_url, make_buffer, cut):
+    url = make_database_url("postgresql", schema=True)
+    make_buffer(url).close()
+    with proxied(url) as proxy, make_buffer(proxy.url) as buffer:
+
+        def cutting(call):
+            proxy.cuts = [cut]
+            result = call()
+            assert proxy.cuts == []
+            return result
+
+        assert cutting(lambda: buffer.work.put(["t"], group_size=3)) == 3
+        first, second = cutting(lambda: buffer.work.take(2))
+        assert (first.attempt, second.sibling) == (1, 1)
+        cutting(first.heartbeat)
+        episode = cutting(first.episode)
+        episode.append(**step(buffer))
+        cutting(episode.end)
+        second.episode().append(**step(buffer))
+        buffer.flush()
+        cutting(lambda: second.fail(retry=False))
+        expire(url)
+        work = [("t", 0, "done", 1), ("t", 1, "failed", 1), ("t", 2, "waiting", 0)]
+        assert work_of(url) == work
+        engine_for(resolve_url(proxy.url)).dispose()
 
 
 class Model:
