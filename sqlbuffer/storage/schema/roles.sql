@@ -3,7 +3,7 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample.
+-- Writers open and create buffers, store and sample, and put and take work.
 -- Learners also delete, clear, resize, update priorities, set the clock, lease, start sessions,
 -- quarantine rows, and remove expired rows. They sample if that is a write (max_use,
 -- track_samples), follow changes, hold steps for copies, and annotate. A process that judges the
