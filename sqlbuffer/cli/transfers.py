@@ -189,7 +189,8 @@ def export(
         typer.Option(
             "--columns",
             metavar="NAMES",
-            help="Columns, with commas between them; all by default.",
+            help="Columns, with commas between them; all by default. Of conversations and so on: "
+            "further columns, such as reward,level=meta.level.",
             show_default=False,
         ),
     ] = None,

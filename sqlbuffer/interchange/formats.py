@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying import OnProgress
-from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
 
 EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari")
@@ -61,13 +60,18 @@ def _rollouts(
 ) -> Any:
     from sqlbuffer.interchange.hugging_face import export_rollouts
 
-    if columns is not None:
-        raise FieldError(
-            f"--columns is for rows of {STEPS}; those of {rows} have their own columns"
-        )
     return export_rollouts(
-        buffer, path, rows, condition=condition, overwrite=overwrite, on_progress=on_progress
-    )
+        buffer, path, rows, condition=condition, columns=_renamed(columns), overwrite=overwrite,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
+def _renamed(columns: Sequence[str] | None) -> dict[str, str] | None:
+    """Return columns with what they have: `level=meta.level` is named `level`."""
+    if columns is None:
+        return None
+    pairs = [column.partition("=") for column in columns]
+    return {name: source or name for name, _, source in pairs}
 
 
 def _to_minari(
