@@ -32,6 +32,7 @@ class EpisodeStart:
         attempt: 1 for its first writer, and one more for each that continues it.
         writer: Random id of the writer, a UUID.
         group_id: Episodes with the same one belong together; None: those of the task.
+        parent_id: The user's id of the episode that it came from.
     """
 
     key: str
@@ -43,6 +44,7 @@ class EpisodeStart:
     attempt: int = 1
     writer: str | None = None
     group_id: str | None = None
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ _COLUMNS = tuple(name for name in RolloutStep._fields if name not in PAYLOAD_COL
 # Facts of an episode that a column may have, with their types in Arrow.
 EPISODE_COLUMNS = {
     **dict.fromkeys(("task_id", "agent_id", "episode_id", "group_id", "session_id"), "string"),
+    "parent_id": "string",
     **dict.fromkeys(("status", "stop_reason"), "string"),
     **dict.fromkeys(("model_version", "n_steps"), "int64"),
     "reward": "double",
@@ -291,11 +292,14 @@ class _Ends:
 
     def __init__(self, piece: StreamPiece) -> None:
         self._ends = ScratchLists(1)
-        names = ("task_id", "agent_id", "key", "reward", "last_seq", "status", "meta", "group_id")
+        names = (
+            "task_id", "agent_id", "key", "reward", "last_seq", "status", "meta", "group_id",
+            "parent_id",
+        )  # fmt: skip
         for page in piece.episodes():
             for task, agent, episode, *end in zip(*(page.values[n] for n in names), strict=True):
-                reward, last_seq, _, meta, group_id = end
-                if any(value is not None for value in (reward, last_seq, meta, group_id)):
+                reward, last_seq, _, *others = end
+                if any(value is not None for value in (reward, last_seq, *others)):
                     self._ends.append(key_of(task, agent, episode), (json.dumps(end),))
 
     def __enter__(self) -> "_Ends":
@@ -309,8 +313,8 @@ class _Ends:
         stored_end = None if key[2] is None else self._ends.last(key)
         if stored_end is None:
             return None
-        reward, last_seq, status, meta, group_id = json.loads(stored_end[0])
-        return EpisodeOutcome(reward, last_seq, status, decode(meta, None), group_id)
+        reward, last_seq, status, meta, *others = json.loads(stored_end[0])
+        return EpisodeOutcome(reward, last_seq, status, decode(meta, None), *others)
 
 
 def rollout_steps(batch: ColumnBatch | None, *, has_payloads: bool = True) -> Iterator[RolloutStep]:
