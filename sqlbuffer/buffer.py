@@ -70,7 +70,7 @@ from sqlbuffer.loading.plans import BatchSource
 from sqlbuffer.loading.ranks import Shard
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
 from sqlbuffer.query.builder import QueryBuilder
-from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
@@ -607,10 +607,14 @@ class ReplayBuffer:
             has_own_id=episode_id is not None, resume=resume,
         )  # fmt: skip
 
-    def _steps_of(self, episode_id: str, task_id: str) -> builtins.list[DataRow]:
-        """Return the steps of an episode in their order, from the primary."""
+    def _steps_of(
+        self, episode_id: str, task_id: str, node: Node = EVERYTHING
+    ) -> builtins.list[DataRow]:
+        """Return the steps of an episode that match, in their order, from the primary."""
         of_episode = QueryBuilder().eq("episode_id", episode_id).and_().eq("task_id", task_id)
-        return self._reader_of[self._store].episode(self._conditions.node(of_episode.build()))
+        its = self._conditions.node(of_episode.build())
+        both = its if node == EVERYTHING else Group("all", (its, node))
+        return self._reader_of[self._store].episode(both)
 
     def record(
         self,

@@ -233,12 +233,20 @@ def _column(
 def _reals(
     tag: str, columns: Mapping[str, Any], n: int, casting: Casting, tags: dict[int, dict[str, Any]]
 ) -> NDArray[np.float64] | None:
-    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags."""
+    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags.
+
+    Masked values of a masked array are None.
+    """
     name = _REALS[tag]
-    if columns.get(name) is None:
+    column = columns.get(name)
+    if column is None:
         return None
+    is_given: Any = True
+    if isinstance(column, np.ma.MaskedArray):
+        is_given, columns = ~np.ma.getmaskarray(column), {name: column.filled(np.nan)}
     values: NDArray[np.float64] = _column(_REAL[name], columns, n, casting, copy=False)
-    odd = np.flatnonzero(np.isnan(values) | ((values == 0.0) & np.signbit(values)))
+    is_odd = np.isnan(values) | ((values == 0.0) & np.signbit(values))
+    odd = np.flatnonzero(is_odd & is_given)
     for i in odd.tolist():
         tags.setdefault(i, {})[tag] = tag_float(float(values[i]))
     return values + 0.0  # no -0.0

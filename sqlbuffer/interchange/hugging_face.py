@@ -370,7 +370,7 @@ def _vision_message(message: Message, images: list[dict[str, Any]]) -> Message:
     parts = []
     for part in content:
         if part["type"] == "image":
-            images.append({"bytes": base64.b64decode(part["image"]), "path": None})
+            images.append({"bytes": base64.b64decode(part["base64"]), "path": None})
         parts.append({"type": "image"} if part["type"] == "image" else part)
     return {**message, "content": parts}
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 _DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
 _IMAGE_TYPES = ("image", "image_url", "input_image")
 # Keys of a part that may have the image, in the APIs of OpenAI, Anthropic, MCP and transformers.
-_PLACES = ("image", "image_url", "source", "data", "base64", "bytes", "url")
+_PLACES = ("image", "image_url", "source", "data", "base64", "bytes", "url", "path")
 _BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 # Type of color in a PNG file, by the number of channels.
 _COLORS = {1: 0, 2: 4, 3: 2, 4: 6}

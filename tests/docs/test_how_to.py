@@ -69,6 +69,11 @@ def test_rollouts_are_continued_and_judged_as_the_pages_show(read):
     assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 8)]
 
 
+def test_trajectories_are_exchanged_as_the_page_shows(read):
+    page = read("docs/how-to/exchange-atif-trajectories.md")
+    assert page.names["report"].skipped == {}
+
+
 def test_a_field_is_added_as_the_page_shows(read):
     page = read("docs/how-to/add-field.md")
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]

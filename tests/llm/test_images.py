@@ -35,7 +35,7 @@ URL = f"data:image/png;base64,{TEXT}"
 def test_an_image_is_a_part_with_its_file(part: Any) -> None:
     for content in ([{"type": "text", "text": "What?"}, part], [part, "What?"]):
         message = {"role": "user", "content": content}
-        image = {"type": "image", "image": TEXT}
+        image = {"type": "image", "base64": TEXT}
         text = {"type": "text", "text": "What?"}
         expected = [text, image] if content[1] is part else [image, text]
         # A context that is given again does not repeat the image.

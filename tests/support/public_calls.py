@@ -49,7 +49,8 @@ from tests.llm.templates import Characters
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
-    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Checkpoint",
+    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AtifExport", "Batch", "Candidates",
+    "Checkpoint",
     "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
@@ -327,6 +328,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "rewards": lambda _: [1.0],
     "rollouts": lambda _: [],
     "groups": lambda _: [0],
+    "source": lambda world: world.folder / "no.json",
     "stored": lambda _: {"dtype": "<f4", "shape": []},
     "tokenizer": lambda _: Characters(),
     "task_id": lambda _: "t",
@@ -342,6 +344,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
 WRITING = ("add", "extend", "store", "store_batch", "store_episode", "episode")
 MAKING = (
     "ReplayBuffer", "AsyncReplayBuffer.open", "import_parquet", "insert_jsonl", "import_minari",
+    "import_atif",
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
 # Otherwise it would read standard input.
