@@ -19,14 +19,10 @@ from sqlbuffer.errors import (
     InsufficientDataError,
 )
 from sqlbuffer.interchange import RolloutRows, export_atif, import_atif
+from sqlbuffer.llm import LLM_FIELDS
 from tests.support.sql import run
 
-TOKENS = {
-    "fields": {
-        "prompt_ids": ("int32", (-1,)), "completion_ids": ("int32", (-1,)),
-        "logprobs": ("float32", (-1,)),
-    }
-}  # fmt: skip
+TOKENS: dict[str, Any] = {"fields": LLM_FIELDS}
 LAYOUTS: dict[str, dict[str, Any]] = {"rows": {}, "typed": TOKENS}
 TEXTS = (
     "",
@@ -253,7 +249,7 @@ def test_a_trajectory_is_a_conversation_with_tools(
         assert rows[0].fields["prompt_ids"].tolist() == [1, 2, 3]
         assert rows[0].fields["completion_ids"].tolist() == [4, 5]
         assert rows[0].fields["logprobs"].tolist() == np.float32([-0.1, -0.25]).tolist()
-        assert [len(values) for values in rows[1].fields.values()] == [0, 0, 0]
+        assert [len(values) for values in rows[1].fields.values()] == [0, 0, 0, 0]
     else:
         assert metrics["logprobs"] == [-0.1, -0.25]
 
