@@ -59,6 +59,7 @@ _META_FIELDS: dict[str, Any] = {
     "pre_agent": None,
     "episode_id": None,
     "group_id": None,
+    "parent_id": None,
     "model_version": None,
     "session_id": None,
 }

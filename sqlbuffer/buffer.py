@@ -71,7 +71,7 @@ from sqlbuffer.loading.plans import BatchSource
 from sqlbuffer.loading.ranks import Shard
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
 from sqlbuffer.query.builder import QueryBuilder
-from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
@@ -393,15 +393,15 @@ class ReplayBuffer:
 
         In a buffer with typed fields, a step without a number gets the next number of its episode,
         or of its task and agent in this process. Some arguments have the step stored immediately,
-        after the pending ones: `id`, `episode_id`, `group_id`, `execute_time`, `task_name`,
-        `pre_agent`, `adv_t` and `v_t`.
+        after the pending ones: `id`, `episode_id`, `group_id`, `parent_id`, `execute_time`,
+        `task_name`, `pre_agent`, `adv_t` and `v_t`.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
-                `execute_time`, `pre_agent`, `episode_id`, `group_id`, `model_version`, `session_id`
-                and `id`; `priority` as in `store_batch`; and the typed fields that the buffer
-                declares. A typed field is required unless it has a default.
+                `execute_time`, `pre_agent`, `episode_id`, `group_id`, `parent_id`, `model_version`,
+                `session_id` and `id`; `priority` as in `store_batch`; and the typed fields that the
+                buffer declares. A typed field is required unless it has a default.
 
         Raises:
             FieldError: A field is unknown or missing, or a value cannot be stored; nothing is
@@ -435,9 +435,9 @@ class ReplayBuffer:
             casting: `same_kind` refuses casts that change a value: floats to integers, integers out
                 of range, finite floats to infinite ones. `unsafe` casts as numpy does.
             **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`,
-                `group_id`: n values, or one for all rows. `id`: n values. `priority`: see
-                `store_batch`. Steps with an `episode_id` are appended to that episode; typed steps
-                come in the order of their `step`, and without one they are numbered on.
+                `group_id`, `parent_id`: n values, or one for all rows. `id`: n values. `priority`:
+                see `store_batch`. Steps with an `episode_id` are appended to that episode; typed
+                steps come in the order of their `step`, and without one they are numbered on.
 
         Raises:
             FieldError: A field is unknown or missing, has another shape, or cannot hold a value;
@@ -465,6 +465,7 @@ class ReplayBuffer:
         episode_id: str | None = None,
         task_id: str | None = None,
         group_id: str | None = None,
+        parent_id: str | None = None,
         agent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
@@ -485,6 +486,8 @@ class ReplayBuffer:
                 episode with the same id is not stored, and its steps count as conflicts.
             task_id: Task of the episode; the episode's own id if omitted.
             group_id: Group of rollouts that it belongs to; that of its task if omitted.
+            parent_id: Id of the episode that it came from, such as that of the agent that called
+                this one; see `episode`.
             agent_id: Agent that acted; `default` if omitted. Pass it as a column of `arrays` if it
                 changes.
             model_version: Version of the model that acted; a column of `arrays` if it changes.
@@ -518,8 +521,9 @@ class ReplayBuffer:
             "priority": priority,
         }
         episode = self._writer.encoded_episode(
-            arrays, episode_id=episode_id, task_id=task_id, group_id=group_id, keys=keys,
-            final=final, episode_reward=episode_reward, casting=casting, meta=meta,
+            arrays, episode_id=episode_id, task_id=task_id, group_id=group_id,
+            parent_id=parent_id, keys=keys, final=final, episode_reward=episode_reward,
+            casting=casting, meta=meta,
         )  # fmt: skip
         return self._writer.store(episode)
 
@@ -531,6 +535,7 @@ class ReplayBuffer:
         *,
         episode_id: str | None = None,
         group_id: str | None = None,
+        parent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
         resume: bool = False,
@@ -553,6 +558,9 @@ class ReplayBuffer:
             episode_id: Id of the episode, which no episode of the task may have; made if omitted.
             group_id: Group of rollouts that it belongs to, such as those of one prompt in one
                 epoch; that of its task if omitted.
+            parent_id: Id of the episode that it came from: that of the agent which called this
+                sub-agent, that from which it branched off, or that whose context it compacts. The
+                buffer need not have it.
             model_version: Version of the model that acts.
             session_id: Training session.
             resume: Continue the episode with this id if it is open, aborted or abandoned, whichever
@@ -566,7 +574,8 @@ class ReplayBuffer:
             ArgumentError: `resume` without an `episode_id`.
             EpisodeExistsError: The buffer has an episode with this id.
             EpisodeEndedError: The episode to continue is complete, or a lease holds or has used it.
-            FieldError: A key is not text, or meta does not fit its declared fields.
+            FieldError: A key is not text, the episode is its own parent, or meta does not fit its
+                declared fields.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -584,17 +593,29 @@ class ReplayBuffer:
         if checked_flag(resume, "resume") and episode_id is None:
             raise ArgumentError("resume=True continues the episode with an id; give episode_id=...")
         beginning = self._writer.beginning(
-            task_id, agent_id, episode_id, model_version, session_id, group_id, casting, meta
+            task_id,
+            agent_id,
+            episode_id,
+            model_version,
+            session_id,
+            group_id,
+            parent_id,
+            casting,
+            meta,
         )
         return self._writer.episode(
             beginning, casting, partial(self._steps_of, beginning.key, beginning.task_id),
             has_own_id=episode_id is not None, resume=resume,
         )  # fmt: skip
 
-    def _steps_of(self, episode_id: str, task_id: str) -> builtins.list[DataRow]:
-        """Return the steps of an episode in their order, from the primary."""
+    def _steps_of(
+        self, episode_id: str, task_id: str, node: Node = EVERYTHING
+    ) -> builtins.list[DataRow]:
+        """Return the steps of an episode that match, in their order, from the primary."""
         of_episode = QueryBuilder().eq("episode_id", episode_id).and_().eq("task_id", task_id)
-        return self._reader_of[self._store].episode(self._conditions.node(of_episode.build()))
+        its = self._conditions.node(of_episode.build())
+        both = its if node == EVERYTHING else Group("all", (its, node))
+        return self._reader_of[self._store].episode(both)
 
     def record(
         self,
@@ -660,7 +681,7 @@ class ReplayBuffer:
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
         self._writer.beginning(
-            task_id, agent_id, None, model_version, session_id, None, casting, meta
+            task_id, agent_id, None, model_version, session_id, None, None, casting, meta
         )
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
         return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)

@@ -60,7 +60,7 @@ ON_REQUEST = ("adv_t", "v_t")
 # Names of a buffer's keys and payloads, and of a batch's own parts.
 RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "group_id"),
-    "session_id",
+    *("parent_id", "session_id"),
     *("state", "actions", "messages", "extra", "seq", "t"),
     *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
     *("priority", "priorities", "probabilities"),

@@ -245,6 +245,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     attempt: Mapped[int | None] = _from_database()
     group_id: Mapped[str | None] = mapped_column(default=None)
     t: Mapped[int | None] = _from_database()
+    parent_id: Mapped[str | None] = mapped_column(default=None)
 
     episode: Mapped["Episode | None"] = relationship(
         primaryjoin=lambda: _is_step_of_episode(), viewonly=True, init=False
@@ -270,6 +271,7 @@ class Episode(_View):
     episode_id: Mapped[str] = mapped_column(primary_key=True)
     agent_id: Mapped[str | None]
     group_id: Mapped[str | None]
+    parent_id: Mapped[str | None]
     status: Mapped[str]
     length: Mapped[int | None]
     episode_return: Mapped[float | None]

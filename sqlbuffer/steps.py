@@ -151,6 +151,7 @@ class ExpMeta:
         pre_agent: Agent that acted before.
         episode_id: Rollout of the task, if there are several; numbers become text.
         group_id: Group of rollouts that the episode belongs to; its first row decides.
+        parent_id: Id of the episode that the episode came from; its first row decides.
         model_version: Version of the model that acted.
         session_id: Training session; numbers become text.
 
@@ -174,6 +175,7 @@ class ExpMeta:
     pre_agent: Key | None = None
     episode_id: Key | None = field(default=None, kw_only=True)
     group_id: Key | None = field(default=None, kw_only=True)
+    parent_id: Key | None = field(default=None, kw_only=True)
     model_version: Integer | None = field(default=None, kw_only=True)
     session_id: Key | None = field(default=None, kw_only=True)
 
@@ -183,7 +185,8 @@ class ExpMeta:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict; the optional ones only where set."""
-        return _as_dict(self, optional=("episode_id", "group_id", "model_version", "session_id"))
+        optional = ("episode_id", "group_id", "parent_id", "model_version", "session_id")
+        return _as_dict(self, optional=optional)
 
 
 @with_own_errors
@@ -857,6 +860,7 @@ class StepKeys(TypedDict, total=False):
     session_id: Texts
     episode_id: Texts
     group_id: Texts
+    parent_id: Texts
     priority: Numbers
 
 

@@ -326,6 +326,7 @@ _META = (
     "pre_agent",
     "episode_id",
     "group_id",
+    "parent_id",
     "step",
     "execute_time",
     "model_version",

@@ -169,7 +169,8 @@ def export(
             "-f",
             metavar="NAME",
             help="parquet: a folder; jsonl: a file with a step a line, - is standard output; hf: a "
-            "folder that datasets.load_dataset opens; minari: a data set of that name.",
+            "folder that datasets.load_dataset opens; minari: a data set of that name; atif: a "
+            "folder with a trajectory of each episode.",
         ),
     ] = "parquet",
     where: Annotated[
@@ -189,7 +190,8 @@ def export(
         typer.Option(
             "--columns",
             metavar="NAMES",
-            help="Columns, with commas between them; all by default.",
+            help="Columns, with commas between them; all by default. Of conversations and so on: "
+            "further columns, such as reward,level=meta.level.",
             show_default=False,
         ),
     ] = None,
@@ -249,6 +251,7 @@ IMPORT_EXAMPLES = example(
     "sqlbuffer import out postgresql://me@db.internal/replay",
     "sqlbuffer import out copy.db --buffer cartpole",
     "sqlbuffer import cartpole/random-v0 replay.db --format minari --buffer offline",
+    "sqlbuffer import jobs/today replay.db --format atif --buffer agents",
     "sqlbuffer import steps.parquet replay.db --buffer mine --column observation=obs --column idx=",
 )
 
@@ -284,7 +287,7 @@ def import_(
             "--format",
             "-f",
             metavar="NAME",
-            help="parquet, jsonl or minari; without it what OUT looks like.",
+            help="parquet, jsonl, minari or atif; without it what OUT looks like.",
             show_default=False,
         ),
     ] = None,
@@ -308,7 +311,7 @@ def import_(
     --prefix. Other files are appended. All files are checked first: if one is damaged, nothing is
     stored. If the command is interrupted, run it again: it continues where it stopped.
     """
-    from sqlbuffer.interchange import import_minari, import_parquet, insert_jsonl
+    from sqlbuffer.interchange import import_atif, import_minari, import_parquet, insert_jsonl
     from sqlbuffer.interchange.formats import IMPORT_FORMATS, format_of
 
     kind = format_of(source) if format_ is None else format_
@@ -334,8 +337,12 @@ def import_(
                     on_progress=show, **ids,
                 )  # fmt: skip
             else:
-                store = insert_jsonl if kind == "jsonl" else import_minari
-                report = store(source, target, buffer or "default", on_progress=show, **ids)
+                stores: dict[str, Any] = {
+                    "jsonl": insert_jsonl,
+                    "minari": import_minari,
+                    "atif": import_atif,
+                }
+                report = stores[kind](source, target, buffer or "default", on_progress=show, **ids)
         except KeyboardInterrupt:
             note("the steps are imported in part; the same command continues")
             raise

@@ -212,6 +212,7 @@ class PackedChunk:
         makes_steps: Its steps are appended to an episode, and their numbers were not given: they
             follow those of the episode.
         group_key: The user's id of the group of the episode, if it was given.
+        parent_key: The user's id of the episode that the episode came from, if it was given.
         layout: Number of the layout of `records`; see `Layout`.
     """
 
@@ -245,6 +246,7 @@ class PackedChunk:
     times: Values | None = None
     makes_steps: bool = False
     group_key: str | None = None
+    parent_key: str | None = None
     layout: int = 0
 
 

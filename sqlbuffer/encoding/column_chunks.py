@@ -421,7 +421,7 @@ def columns_of_rows(
         payloads=(),
         more_keys={
             name: _one_or_each(values[name])
-            for name in ("task_name", "pre_agent", "episode_key", "group_key")
+            for name in ("task_name", "pre_agent", "episode_key", "group_key", "parent_key")
         },
         more_values={
             "times": values["execute_time"],

@@ -18,12 +18,14 @@ from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import (
     GROUP_WITHOUT_EPISODE,
     MAX_KEY_BYTES,
+    NAMED_FACTS,
     Record,
     decode_reals,
     encode_extra,
     encode_flag,
     encode_key,
     encode_messages,
+    encode_parent,
     encode_step,
 )
 from sqlbuffer.errors import FieldError
@@ -35,6 +37,7 @@ FLAGS = ("terminated", "truncated")
 _REALS = {"reward_t": "reward", **{name: name for name in ON_REQUEST}}  # columns by name of a tag
 _KEYS = (
     "id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id", "group_id",
+    "parent_id",
 )  # fmt: skip
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
@@ -125,11 +128,13 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
     tags: dict[int, dict[str, Any]] = {}
     reward, *values = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
-    ids, task_id, agent_id, steps, version, session_id, episode, group = (
+    ids, task_id, agent_id, steps, version, session_id, episode, group, parent = (
         _key(name, columns, n) for name in _KEYS
     )
     if group is not None and episode is None:
         raise FieldError(f"group_id: {GROUP_WITHOUT_EPISODE}")
+    if parent is not None:
+        _check_parents(parent, episode, n)
     given_priority = columns.get("priority")
     return GivenColumns(
         n,
@@ -148,7 +153,11 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {
             name: keys
-            for name, keys in (("episode_key", episode), ("group_key", group))
+            for name, keys in (
+                ("episode_key", episode),
+                ("group_key", group),
+                ("parent_key", parent),
+            )
             if keys is not None
         },
         {
@@ -224,12 +233,20 @@ def _column(
 def _reals(
     tag: str, columns: Mapping[str, Any], n: int, casting: Casting, tags: dict[int, dict[str, Any]]
 ) -> NDArray[np.float64] | None:
-    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags."""
+    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags.
+
+    Masked values of a masked array are None.
+    """
     name = _REALS[tag]
-    if columns.get(name) is None:
+    column = columns.get(name)
+    if column is None:
         return None
+    is_given: Any = True
+    if isinstance(column, np.ma.MaskedArray):
+        is_given, columns = ~np.ma.getmaskarray(column), {name: column.filled(np.nan)}
     values: NDArray[np.float64] = _column(_REAL[name], columns, n, casting, copy=False)
-    odd = np.flatnonzero(np.isnan(values) | ((values == 0.0) & np.signbit(values)))
+    is_odd = np.isnan(values) | ((values == 0.0) & np.signbit(values))
+    odd = np.flatnonzero(is_odd & is_given)
     for i in odd.tolist():
         tags.setdefault(i, {})[tag] = tag_float(float(values[i]))
     return values + 0.0  # no -0.0
@@ -263,9 +280,16 @@ def _key(name: str, columns: Mapping[str, Any], n: int) -> Any:
     if _are_short_texts(values):
         return values
     return [
-        None if value is None and name == "group_id" else encode_key(value, name)
+        None if value is None and name in NAMED_FACTS else encode_key(value, name)
         for value in values
     ]
+
+
+def _check_parents(parents: Any, episodes: Any, n: int) -> None:
+    """Raise FieldError if an episode is its own parent, or a step with a parent has none."""
+    for parent, episode in dict.fromkeys(zip(_each(parents, n), _each(episodes, n), strict=True)):
+        if parent is not None:
+            encode_parent(parent, episode)
 
 
 def _are_short_texts(values: list[Any]) -> bool:
@@ -311,7 +335,8 @@ def encode_columns(
     Args:
         columns: `reward`, `terminated`, `truncated` and `id`, n values each; `state`, `actions`,
             `messages`, `extra` n values as `add` takes them; `task_id`, `agent_id`, `step`,
-            `model_version`, `session_id`, `episode_id`, `group_id` and `priority` n values or one.
+            `model_version`, `session_id`, `episode_id`, `group_id`, `parent_id` and `priority` n
+            values or one.
         casting: See `FieldSpec.cast_rows`; of the rewards.
         episode: The episode that the n steps are, from its first to its last.
 
@@ -344,16 +369,18 @@ def encode_columns(
         blobs,
         _each(checked.priority, n_rows),
         _each(checked.more_keys.get("group_key"), n_rows),
+        _each(checked.more_keys.get("parent_key"), n_rows),
         strict=True,
     )
     return [
         Record(
             id_, task, None, agent, None, step, t, packed_at, key, session, state, actions,
             messages, extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
-            None, priority, group,
+            None, priority, group, parent,
         )
         for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
-            adv_t, v_t, terminated, truncated, version, session, blob, priority, group in rows
+            adv_t, v_t, terminated, truncated, version, session, blob, priority, group,
+            parent in rows
     ]  # fmt: skip
 
 

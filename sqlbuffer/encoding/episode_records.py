@@ -33,6 +33,7 @@ class EpisodeStart:
         writer: Random id of the writer, a UUID.
         group_id: Episodes with the same one belong together; None: those of the task.
         item_id: The work item whose rollout it is.
+        parent_id: The user's id of the episode that it came from.
     """
 
     key: str
@@ -45,6 +46,7 @@ class EpisodeStart:
     writer: str | None = None
     group_id: str | None = None
     item_id: int | None = None
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True)

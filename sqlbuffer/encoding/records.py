@@ -60,16 +60,19 @@ MAX_NAME_BYTES = 8192
 GROUP_WITHOUT_EPISODE = (
     "a group is made of rollouts, and a rollout is an episode: give its episode_id too"
 )
+PARENT_WITHOUT_EPISODE = "only an episode comes from another one: give its episode_id too"
+# Facts of an episode that its steps may name; the first one decides.
+NAMED_FACTS = ("group_id", "parent_id")
 
 
 class Record(NamedTuple):
     """One row, encoded; the columns in the order in which they are written and read.
 
-    `episode_key`, `group_key` and `session_key` are the user's keys; the tables hold numbers, and
-    the group with the episode. `t` is the step within an episode that was stored as one. `fields`
-    repeats those of `arrays` that conditions can use. If `payload_bytes` is set, `arrays` has that
-    many bytes, which go to `payload_parts` unchanged. If no `initial_priority` is given, the
-    transaction that writes uses the buffer's.
+    `episode_key`, `group_key`, `parent_key` and `session_key` are the user's keys; the tables hold
+    numbers, and the group and the parent with the episode. `t` is the step within an episode that
+    was stored as one. `fields` repeats those of `arrays` that conditions can use. If
+    `payload_bytes` is set, `arrays` has that many bytes, which go to `payload_parts` unchanged. If
+    no `initial_priority` is given, the transaction that writes uses the buffer's.
     """
 
     id: str
@@ -97,6 +100,7 @@ class Record(NamedTuple):
     payload_bytes: int | None = None
     initial_priority: float | None = None
     group_key: str | None = None
+    parent_key: str | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -182,6 +186,9 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         None if version is None else encode_step(version, "exp_meta.model_version"),
         encoder.blob or None,
         group_key=None if meta.group_id is None else _group_key(meta.group_id, episode),
+        parent_key=None
+        if meta.parent_id is None
+        else encode_parent(meta.parent_id, episode, "exp_meta.parent_id"),
     )
 
 
@@ -189,6 +196,25 @@ def _group_key(group: Any, episode: Any) -> str:
     if episode is None:
         raise FieldError(f"exp_meta.group_id: {GROUP_WITHOUT_EPISODE}")
     return encode_key(group, "exp_meta.group_id")
+
+
+def encode_parent(parent: Any, episode: Any, name: str = "parent_id") -> str:
+    """Return the id of the episode that an episode came from, checked.
+
+    Args:
+        parent: The id.
+        episode: Id of the episode itself.
+        name: Name of the argument.
+
+    Raises:
+        FieldError: It is not text, it is the episode itself, or there is no episode.
+    """
+    if episode is None:
+        raise FieldError(f"{name}: {PARENT_WITHOUT_EPISODE}")
+    key = encode_key(parent, name)
+    if key == episode:
+        raise FieldError(f"{name}: episode {key!r} cannot be its own parent")
+    return key
 
 
 def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
@@ -333,6 +359,7 @@ class Decoder:
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
             terminated, truncated, model_version, arrays, payload_bytes, _priority, group_key,
+            parent_key,
         ) = values  # fmt: skip
         if payload_bytes is not None:
             arrays = memoryview(arrays)
@@ -375,6 +402,7 @@ class Decoder:
             "pre_agent": pre_agent,
             "episode_id": episode_key,
             "group_id": group_key,
+            "parent_id": parent_key,
             "model_version": model_version,
             "session_id": session_key,
         }
@@ -431,7 +459,8 @@ def same_content(
 ) -> bool:
     """Return True if a record equals a stored one (a tuple of the columns of `Record`) bit by bit.
 
-    The group is not compared: it is that of the episode, and only its first row must name it.
+    The group and the parent are not compared: the episode has them, and only its first row must
+    name them.
 
     Args:
         new: The record.
@@ -444,7 +473,7 @@ def same_content(
     for part in ("exp_meta", "exp_data"):
         ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
         for name, value in ours.items():
-            if name in ignore or name == "group_id":
+            if name in ignore or name in NAMED_FACTS:
                 continue
             if not equal(value, theirs[name], strict=True):
                 return False

@@ -13,7 +13,7 @@ from sqlbuffer.display import shown
 from sqlbuffer.encoding.column_chunks import StepPacker, StepStream
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
 from sqlbuffer.encoding.priority_values import check_kept
-from sqlbuffer.encoding.records import encode_key, encode_step
+from sqlbuffer.encoding.records import encode_key, encode_parent, encode_step
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting, check_casting
@@ -31,7 +31,9 @@ logger = logging.getLogger("sqlbuffer")
 
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 # Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
-SINGLE = frozenset(("id", "episode_id", "group_id", "execute_time", "task_name", "pre_agent"))
+SINGLE = frozenset(
+    ("id", "episode_id", "group_id", "parent_id", "execute_time", "task_name", "pre_agent")
+)
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and the names in a step.
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
@@ -186,6 +188,7 @@ class StepWriter:
         episode_id: str | None,
         task_id: str | None,
         group_id: str | None,
+        parent_id: str | None,
         keys: Mapping[str, Any],
         final: Mapping[str, Any] | None,
         episode_reward: float | None,
@@ -210,7 +213,9 @@ class StepWriter:
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
         group = None if group_id is None else encode_key(group_id, "group_id")
-        beginnings = {(key, task): EpisodeStart(key, task, "", None, text, group_id=group)}
+        parent = None if parent_id is None else encode_parent(parent_id, key)
+        start = EpisodeStart(key, task, "", None, text, group_id=group, parent_id=parent)
+        beginnings = {(key, task): start}
         whole = None if episode_id is None else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
@@ -273,6 +278,7 @@ class StepWriter:
         model_version: int | None,
         session_id: str | None,
         group_id: str | None,
+        parent_id: str | None,
         casting: Casting,
         meta: Mapping[str, Any],
     ) -> EpisodeStart:
@@ -285,9 +291,11 @@ class StepWriter:
         check_casting(casting)
         text = encode_meta(meta, self._store.info.config.fields.meta, casting)
         group = None if group_id is None else encode_key(group_id, "group_id")
+        parent = None if parent_id is None else encode_parent(parent_id, key)
         return EpisodeStart(
-            key, task, agent, version, text, session, writer=str(uuid4()), group_id=group
-        )
+            key, task, agent, version, text, session, writer=str(uuid4()), group_id=group,
+            parent_id=parent,
+        )  # fmt: skip
 
     def flush(self) -> None:
         """Store the steps that wait."""

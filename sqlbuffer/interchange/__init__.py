@@ -2,13 +2,15 @@
 
 `export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_jsonl`
 writes JSON lines, and `insert_jsonl` reads them. `export_rollouts` writes a folder of
-conversations, and `export_minari` a Minari data set. `to_hf` returns a data set that reads a
-buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; all exports use it.
+conversations, `export_minari` a Minari data set, and `export_atif` trajectories of ATIF. `to_hf`
+returns a data set that reads a buffer. `BufferStream` reads the steps of a buffer as columns, under
+a hold; all exports use it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.interchange.atif import AtifExport, export_atif, import_atif
     from sqlbuffer.interchange.hugging_face import (
         RolloutExport,
         RolloutRows,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.streams import BufferStream, StreamPiece
 
 _HOME = {
+    **dict.fromkeys(("AtifExport", "export_atif", "import_atif"), "atif"),
     **dict.fromkeys(("RolloutExport", "RolloutRows", "export_rollouts", "to_hf"), "hugging_face"),
     **dict.fromkeys(("export_jsonl", "insert_jsonl"), "jsonl"),
     **dict.fromkeys(("export_minari", "import_minari"), "minari"),
@@ -33,16 +36,19 @@ _HOME = {
 }
 
 __all__ = [
+    "AtifExport",
     "BufferStream",
     "ExportReport",
     "ImportReport",
     "RolloutExport",
     "RolloutRows",
     "StreamPiece",
+    "export_atif",
     "export_jsonl",
     "export_minari",
     "export_parquet",
     "export_rollouts",
+    "import_atif",
     "import_minari",
     "import_parquet",
     "insert_jsonl",

@@ -10,7 +10,7 @@ from sqlbuffer.copying import OnProgress
 from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
 
-EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari")
+EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari", "atif")
 # Kinds of rows of Hugging Face's data sets.
 STEPS = "steps"
 ROWS = (STEPS, *ROLLOUT_FORMS)
@@ -42,6 +42,8 @@ def exporter(name: str, *, rows: str = STEPS, env: str | None = None) -> Callabl
         return export_jsonl
     if name == "minari":
         return partial(_to_minari, env=env)
+    if name == "atif":
+        return _to_atif
     if rows != STEPS:
         return partial(_rollouts, rows=rows)
     from sqlbuffer.interchange.parquet.exporting import export_parquet
@@ -61,13 +63,34 @@ def _rollouts(
 ) -> Any:
     from sqlbuffer.interchange.hugging_face import export_rollouts
 
-    if columns is not None:
-        raise FieldError(
-            f"--columns is for rows of {STEPS}; those of {rows} have their own columns"
-        )
     return export_rollouts(
-        buffer, path, rows, condition=condition, overwrite=overwrite, on_progress=on_progress
-    )
+        buffer, path, rows, condition=condition, columns=_renamed(columns), overwrite=overwrite,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
+def _renamed(columns: Sequence[str] | None) -> dict[str, str] | None:
+    """Return columns with what they have: `level=meta.level` is named `level`."""
+    if columns is None:
+        return None
+    pairs = [column.partition("=") for column in columns]
+    return {name: source or name for name, _, source in pairs}
+
+
+def _to_atif(
+    buffer: ReplayBuffer,
+    path: str,
+    condition: Any,
+    *,
+    columns: Sequence[str] | None,
+    overwrite: bool,
+    on_progress: OnProgress | None,
+) -> Any:
+    from sqlbuffer.interchange.atif import export_atif
+
+    if columns is not None:
+        raise FieldError("--columns is for other formats: a trajectory has all of an episode")
+    return export_atif(buffer, path, condition, overwrite=overwrite, on_progress=on_progress)
 
 
 def _to_minari(
@@ -92,7 +115,7 @@ def _to_minari(
     )
 
 
-IMPORT_FORMATS = ("parquet", "jsonl", "minari")
+IMPORT_FORMATS = ("parquet", "jsonl", "minari", "atif")
 
 
 def format_of(source: str) -> str:

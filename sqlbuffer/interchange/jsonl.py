@@ -55,7 +55,8 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 
 META = (
-    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "step",
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "parent_id",
+    "step",
     "execute_time", "model_version", "session_id",
 )  # fmt: skip
 # Names of columns by those in JSON, in the order of a line.
@@ -196,6 +197,7 @@ def row_of_json(tree: Any, specs: Mapping[str, FieldSpec]) -> tuple[DataRow, Any
         pre_agent=columns.get("pre_agent"),
         episode_id=columns.get("episode_id"),
         group_id=columns.get("group_id"),
+        parent_id=columns.get("parent_id"),
         model_version=columns.get("model_version"),
         session_id=columns.get("session_id"),
     )
@@ -771,4 +773,6 @@ class _Insertion:
             row.id = f"{prefix}{row.id}"
             if meta.episode_id is not None:
                 meta.episode_id = f"{prefix}{meta.episode_id}"
+            if meta.parent_id is not None:
+                meta.parent_id = f"{prefix}{meta.parent_id}"
         return row

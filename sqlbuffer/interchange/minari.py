@@ -586,7 +586,8 @@ def _encoded_episodes(
                 "truncated": np.asarray(episode.truncations, np.bool_),
             }
             yield n, buffer._writer.encoded_episode(
-                columns, task_id=task_id, group_id=None, keys={"agent_id": agent_id},
+                columns, task_id=task_id, group_id=None, parent_id=None,
+                keys={"agent_id": agent_id},
                 episode_id=f"{prefix}{dataset.id}/{episode.id}", episode_reward=None,
                 casting="same_kind",
                 final={name: values[-1] for name, values in observations.items()}, meta={},

@@ -333,7 +333,7 @@ def _checksum(file: Path) -> str:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"(steps-\d+|train-\d+|episodes)\.parquet|{re.escape(CARD)}|{re.escape(MANIFEST)}"
+    rf"(steps-\d+|train-\d+|episodes)\.parquet|trajectory-\d+\.json|{re.escape(CARD)}|{re.escape(MANIFEST)}"
 )
 
 

@@ -39,7 +39,8 @@ logger = logging.getLogger("sqlbuffer")
 # The built-in columns, in the order in which files have them.
 KEY_COLUMNS = (
     "seq", "first_seq", "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id",
-    "group_id", "t", "step", "execute_time", "inserted_at", "model_version", "session_id",
+    "group_id", "parent_id", "t", "step", "execute_time", "inserted_at", "model_version",
+    "session_id",
 )  # fmt: skip
 VALUE_COLUMNS = ("reward", "advantage", "value", "terminated", "truncated")
 OVERLAY_COLUMNS = ("priority", "uses", "quarantined_at", "quarantine_reason")

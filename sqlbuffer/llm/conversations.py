@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -13,6 +14,7 @@ import orjson
 from sqlbuffer.checks import checked_iterable, refused
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import FieldError
+from sqlbuffer.llm.images import image_text, is_image
 from sqlbuffer.steps import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.scratch_lists import ScratchLists
 
@@ -49,13 +51,17 @@ def normal_message(value: Any) -> Message:
         >>> normal_message({"role": "assistant", "content": [{"type": "text", "text": "Hi"}]})
         {'role': 'assistant', 'content': 'Hi'}
     """
+    return _message(value, _text)
+
+
+def _message(value: Any, content_of: Callable[[Any], Any]) -> Message:
     if isinstance(value, str):
         return {"role": "user", "content": value}
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise ValueError(
             f"a message is a dict with a 'role', or a text, and not {_short_json(value)}"
         )
-    message: Message = {"role": value["role"], "content": _text(value.get("content"))}
+    message: Message = {"role": value["role"], "content": content_of(value.get("content"))}
     for key in TEXT_KEYS:
         if value.get(key) is not None:
             message[key] = str(value[key])
@@ -81,6 +87,10 @@ def answer_messages(actions: Any) -> list[Message]:
         >>> answer_messages(["42"])
         [{'role': 'assistant', 'content': '42'}]
     """
+    return _answers(actions, _text)
+
+
+def _answers(actions: Any, content_of: Callable[[Any], Any]) -> list[Message]:
     values = actions if isinstance(actions, (list, tuple)) else [actions]
     values = [value for value in values if value is not None]
     if values and all(isinstance(value, dict) and "policy_info" in value for value in values):
@@ -90,7 +100,7 @@ def answer_messages(actions: Any) -> list[Message]:
     calls: list[Any] = []
     for value in values:
         if _is_message(value):
-            answers.append(normal_message(value))
+            answers.append(_message(value, content_of))
         elif isinstance(value, dict) and {"name", "arguments"} <= value.keys():
             calls.append(_tool_call({"id": value.get("id"), "function": value}))
         else:
@@ -117,15 +127,17 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     A step may hold the whole context up to it, or only the messages since the step before. Messages
     that the conversation has already are not repeated: those that it begins with, a system message
     that is its first, and those that it ends with. In a context that is given again, another text
-    of the assistant, such as one without its reasoning, does not replace what it said.
+    of the assistant, such as one without its reasoning, does not replace what it said. The content
+    of a message with images is a list of parts: `{"type": "text", "text": ..}`, and
+    `{"type": "image", "base64": ..}` with the file.
 
     Args:
         steps: `messages` and `actions` of each step, in the order of the steps.
 
     Raises:
         FieldError: The steps are no list of pairs.
-        ValueError: A value is not a message, or has an image, a sound, a video or an array, which
-            would become a text that a trainer learns.
+        ValueError: A value is not a message, or has a sound, a video, an array or an image without
+            its data, which would become a text that a trainer learns.
 
     Example:
         >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
@@ -135,19 +147,33 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     listed = list(checked_iterable(steps, "steps", what, error=FieldError))
     if not all(isinstance(step, (list, tuple)) and len(step) == 2 for step in listed):
         raise refused(steps, "steps", what, FieldError)
+    whole: list[Message] = []
+    for _, conversation in grown_conversations(listed):
+        whole = conversation
+    return whole
+
+
+def grown_conversations(steps: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, list[Message]]]:
+    """Yield the conversation after each step, and how many messages it had before the actions.
+
+    Args:
+        steps: See `joined_messages`.
+
+    Raises:
+        ValueError: See `joined_messages`.
+    """
     conversation: list[Message] = []
-    for messages, actions in listed:
-        new = [normal_message(message) for message in _listed(messages)]
+    for messages, actions in steps:
+        new = [_message(message, _parts) for message in _listed(messages)]
         conversation = _extended(conversation, new)
-        for message in _listed(messages):
-            _check_said(message)
+        n_asked = len(conversation)
         # Numbers and other values of an agent without messages are not a conversation.
         if conversation or is_said(actions):
             for action in _listed(actions):
                 _check_said(action)
-            answers = answer_messages(actions)
+            answers = _answers(actions, _parts)
             conversation += answers[_overlap(conversation, answers) :]
-    return conversation
+        yield n_asked, conversation
 
 
 def prompt_length(messages: Sequence[Message]) -> int | None:
@@ -161,15 +187,35 @@ def prompt_length(messages: Sequence[Message]) -> int | None:
     return roles.index("assistant") if "assistant" in roles else None
 
 
+def _parts(content: Any) -> str | list[dict[str, str]]:
+    """Return a content with images as parts, and any other as text."""
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    are_images = [is_image(part) for part in parts]
+    for part, is_one in zip(parts, are_images, strict=True):
+        if not is_one:
+            _check_medium(part, is_text=isinstance(content, str))
+    if not any(are_images):
+        return _text(content)
+    return [
+        {"type": "image", "base64": image_text(part)}
+        if is_one
+        else {"type": "text", "text": _text([part])}
+        for part, is_one in zip(parts, are_images, strict=True)
+    ]
+
+
 def _check_said(value: Any) -> None:
-    """Raise ValueError if a message or an action has a medium that cannot be written as text."""
-    if _is_message(value):
-        value = value.get("content")
-    elif isinstance(value, dict) and (
+    """Raise ValueError if an action has a medium that cannot be written as text."""
+    is_call = isinstance(value, dict) and (
         "policy_info" in value or {"name", "arguments"} <= set(value)
-    ):
-        return  # a call of a tool: the agent has written all of it
-    medium = None if isinstance(value, str) else _medium_in(value)
+    )
+    # The agent has written all of a tool call. Messages are checked when they are made.
+    if not is_call and not _is_message(value):
+        _check_medium(value, is_text=isinstance(value, str))
+
+
+def _check_medium(value: Any, *, is_text: bool) -> None:
+    medium = None if is_text else _medium_in(value)
     if medium is not None:
         raise ValueError(
             f"{medium} in a message would become text, and a trainer would learn that text; choose "
@@ -414,6 +460,10 @@ class Conversation:
         n_steps: Number of steps.
         model_version: Version of the model that acted in its first step.
         session_id: Training session of its first step.
+        group_id: Group of the episode.
+        parent_id: Id of the episode that it came from.
+        tools: `tools` of the episode's meta as JSON text; None if it has none.
+        values: Further values; see `conversation`.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -432,10 +482,31 @@ class Conversation:
     n_steps: int
     model_version: int | None
     session_id: str | None
+    group_id: str | None = None
+    parent_id: str | None = None
+    tools: str | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a message has an image."""
+        return any(map(has_images, self.messages))
+
+
+def has_images(message: Message) -> bool:
+    """Return True if a message of a conversation has an image."""
+    return not isinstance(message["content"], str)
 
 
 def conversation(
-    rows: Sequence[DataRow], episode_reward: float | None = None, status: str = "open"
+    rows: Sequence[DataRow],
+    episode_reward: float | None = None,
+    status: str = "open",
+    *,
+    meta: Mapping[str, Any] | None = None,
+    group_id: str | None = None,
+    parent_id: str | None = None,
+    sources: Iterable[str] = (),
 ) -> Conversation:
     """Return the conversation of an episode.
 
@@ -443,18 +514,58 @@ def conversation(
         rows: Its steps in their order, at least one.
         episode_reward: The episode's own reward.
         status: Status of the episode.
+        meta: The episode's meta.
+        group_id: Group of the episode.
+        parent_id: Id of the episode that it came from.
+        sources: Paths of further values: `meta`, `meta.key`, `extra` and `extra.key` (of the last
+            step), with more keys after further dots.
 
     Raises:
         FieldError: A step holds something that is not a message; the text names the episode.
     """
-    meta, last = rows[0].exp_meta, rows[-1].exp_data
+    keys, last = rows[0].exp_meta, rows[-1].exp_data
     rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
     total = float(sum(rewards)) if rewards else None
+    roots = {"meta": meta, "extra": last.extra}
     return Conversation(
-        meta.task_id, meta.agent_id, meta.episode_id, messages_of(rows),
+        keys.task_id, keys.agent_id, keys.episode_id, messages_of(rows, keep_images=True),
         total if episode_reward is None else episode_reward, status, _stop_reason(last, status),
-        len(rows), meta.model_version, meta.session_id,
+        len(rows), keys.model_version, keys.session_id, group_id, parent_id,
+        _tools(meta),
+        {path: _plain(_value_at(roots, path.split("."))) for path in sources},
     )  # fmt: skip
+
+
+def _tools(meta: Mapping[str, Any] | None) -> str | None:
+    """Return the tools of an episode as the JSON text of a list."""
+    tools = (meta or {}).get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = orjson.loads(tools)
+        except orjson.JSONDecodeError:
+            tools = [tools]
+    if not tools:
+        return None
+    return _json(tools if isinstance(tools, list) else [tools])
+
+
+def _value_at(value: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON: arrays as lists, and others as text."""
+    if isinstance(value, float | int | str | bool | None):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
 
 
 @dataclass(frozen=True)
@@ -465,11 +576,17 @@ class EpisodeOutcome:
         reward: Its own reward, if it has one.
         last_seq: Number of its last step; None if it has not ended.
         status: See `Conversation`.
+        meta: Its meta.
+        group_id: Its group.
+        parent_id: Id of the episode that it came from.
     """
 
     reward: float | None
     last_seq: int | None
     status: str
+    meta: dict[str, Any] | None = None
+    group_id: str | None = None
+    parent_id: str | None = None
 
 
 @dataclass
@@ -491,6 +608,7 @@ class ConversationAssembler:
 
     Args:
         end_of: Function that returns how an episode has ended; None for an open one.
+        sources: See `conversation`.
 
     Example:
         >>> keys = ("sums", "a", None, 0, None, None, 1)
@@ -501,9 +619,11 @@ class ConversationAssembler:
     """
 
     def __init__(
-        self, end_of: Callable[[EpisodeKey], EpisodeOutcome | None] = lambda _: None
+        self,
+        end_of: Callable[[EpisodeKey], EpisodeOutcome | None] = lambda _: None,
+        sources: Iterable[str] = (),
     ) -> None:
-        self._end_of = end_of
+        self._end_of, self._sources = end_of, tuple(sources)
         self._open: dict[EpisodeKey, _Open] = {}
         self._parked = ScratchLists(N_PACKED)
 
@@ -525,7 +645,7 @@ class ConversationAssembler:
             known.last_step = step.step
             if key[2] is None and (step.terminated or step.truncated):
                 yield self._done(key, "complete")
-            elif known.end is not None and known.end.last_seq == step.seq:
+            elif known.end is not None and known.end.last_seq == step.seq is not None:
                 yield self._done(key, known.end.status)
         for key, known in self._open.items():
             for step in known.steps:
@@ -554,18 +674,32 @@ class ConversationAssembler:
         steps = [*map(RolloutStep.unpacked, parked), *opened.steps]
         if key[2] is not None:
             steps.sort(key=lambda step: -1 if step.t is None else step.t)
-        reward = None if opened.end is None else opened.end.reward
-        return conversation([step.row() for step in steps], reward, status)
+        end = opened.end or EpisodeOutcome(None, None, status)
+        return conversation(
+            [step.row() for step in steps], end.reward, status, meta=end.meta,
+            group_id=end.group_id, parent_id=end.parent_id, sources=self._sources,
+        )  # fmt: skip
 
 
-def messages_of(rows: Sequence[DataRow]) -> list[Message]:
+def messages_of(rows: Sequence[DataRow], *, keep_images: bool = False) -> list[Message]:
     """Return the messages of the steps of an episode, as one conversation.
+
+    Args:
+        rows: The steps.
+        keep_images: The content of a message may be parts with images; see `joined_messages`.
+            False: an image is an error.
 
     Raises:
         FieldError: A step holds something that is not a message; the text names the episode.
     """
     with _naming(rows[0]):
-        return joined_messages([(_asked_in(row), row.exp_data.actions) for row in rows])
+        said = joined_messages([(_asked_in(row), row.exp_data.actions) for row in rows])
+        if not keep_images and any(map(has_images, said)):
+            raise ValueError(
+                "an image in a message would become text, and a trainer would learn that text; "
+                "choose episodes without it by a condition"
+            )
+        return said
 
 
 class Answer(NamedTuple):
@@ -651,49 +785,71 @@ def _stop_reason(last: Experience, status: str) -> str:
     return "truncated" if last.truncated else status
 
 
-def messages_row(conversation: Conversation) -> dict[str, Any]:
-    """Return a row of a language modelling data set: `messages`.
+def messages_row(conversation: Conversation) -> dict[str, Any] | str:
+    """Return a row of a language modelling data set: `messages` and `tools`.
+
+    Returns:
+        The row, or else why there is none.
 
     Example:
         >>> row = Conversation("t", "a", None, [], 1.0, "complete", "terminated", 1, None, None)
         >>> messages_row(row)
-        {'messages': []}
+        'no messages'
     """
-    return {"messages": conversation.messages}
+    messages = conversation.messages
+    return {"messages": messages, "tools": conversation.tools} if messages else "no messages"
 
 
-def prompt_completion_row(conversation: Conversation) -> dict[str, Any] | None:
-    """Return a row of a prompt-completion data set: `prompt` and `completion`, both messages.
+def prompt_completion_row(conversation: Conversation) -> dict[str, Any] | str:
+    """Return a row of a prompt-completion data set: `prompt`, `completion` and `tools`.
 
     The prompt is what comes before the first message of the assistant.
 
     Returns:
-        The row; None if the assistant says nothing, or says the first message.
+        The row, or else why there is none.
     """
-    n_prompt = prompt_length(conversation.messages)
-    if not n_prompt:
-        return None
     messages = conversation.messages
-    return {"prompt": messages[:n_prompt], "completion": messages[n_prompt:]}
+    if not messages:
+        return "no messages"
+    n_prompt = prompt_length(messages)
+    if n_prompt is None:
+        return "no answer of the assistant"
+    if n_prompt == 0:
+        return "no prompt"
+    return {
+        "prompt": messages[:n_prompt],
+        "completion": messages[n_prompt:],
+        "tools": conversation.tools,
+    }
 
 
-def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
-    """Return a row of a preference data set: `prompt`, `chosen`, `rejected`, and both rewards.
+def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | str:
+    """Return a row of a preference data set: `prompt`, `chosen`, `rejected`, rewards and `tools`.
 
     Returns:
-        The row; None if the prompts differ, one has no completion, or the completions are equal.
+        The row, or else why there is none.
     """
     better, worse = prompt_completion_row(chosen), prompt_completion_row(rejected)
-    if better is None or worse is None or better["prompt"] != worse["prompt"]:
-        return None
+    if isinstance(better, str):
+        return better
+    if isinstance(worse, str):
+        return worse
+    if better["prompt"] != worse["prompt"]:
+        return "prompts differ"
+    if better["tools"] != worse["tools"]:
+        return "tools differ"
     if better["completion"] == worse["completion"]:
-        return None
+        return "answers are equal"
+    # A column `images` has those of both: the ones of the prompt.
+    if any(map(has_images, [*better["completion"], *worse["completion"]])):
+        return "an image after the prompt"
     return {
         "prompt": better["prompt"],
         "chosen": better["completion"],
         "rejected": worse["completion"],
         "chosen_reward": chosen.reward,
         "rejected_reward": rejected.reward,
+        "tools": better["tools"],
     }
 
 
@@ -705,12 +861,12 @@ class PreferencePairs:
     of their pair, are in temporary files, which are removed when the `with` block ends.
 
     Args:
-        rollouts: Number, task and reward of each; a reward of NaN counts as none.
+        rollouts: Number, task and reward of each; NaN for one that may not be in a pair.
         min_margin: Rewards of a pair differ by more than this.
 
     Attributes:
         n_pairs: Number of pairs.
-        n_skipped: Number of pairs that `rows` has skipped.
+        skipped: Number of tasks without a row, by reason.
 
     Example:
         >>> with PreferencePairs([(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]) as pairs:
@@ -719,7 +875,8 @@ class PreferencePairs:
     """
 
     def __init__(self, rollouts: Iterable[tuple[int, str, float]], min_margin: float = 0.0) -> None:
-        self.n_pairs = self.n_skipped = 0
+        self.n_pairs = 0
+        self.skipped: Counter[str] = Counter()
         # By its number: the other rollout of a pair, and whether this one is the best.
         self._partners, self._waiting = ScratchLists(2), ScratchLists(1)
         with ScratchLists(4) as chosen:
@@ -727,10 +884,14 @@ class PreferencePairs:
                 _choose(chosen, number, task, reward)
             for key in chosen:
                 ((best, most, worst, least),) = chosen.pop(key)
-                if most - least > min_margin:
+                if best < 0:
+                    self.skipped["no ended episode with a reward"] += 1
+                elif most - least > min_margin:
                     self.n_pairs += 1
                     self._partners.append((best,), (worst, True))
                     self._partners.append((worst,), (best, False))
+                else:
+                    self.skipped["rewards do not differ enough"] += 1
 
     def __enter__(self) -> "PreferencePairs":
         return self
@@ -739,10 +900,12 @@ class PreferencePairs:
         self._partners.close()
         self._waiting.close()
 
-    def rows(self, conversations: Iterable[Conversation]) -> Iterator[dict[str, Any]]:
-        """Yield a row of each pair, as soon as both conversations are there.
+    def rows(
+        self, conversations: Iterable[Conversation]
+    ) -> Iterator[tuple[dict[str, Any], Conversation, Conversation]]:
+        """Yield the row of each pair as soon as both conversations are there, and the two.
 
-        Pairs that `preference_row` makes no row of are counted in `n_skipped`.
+        Pairs that `preference_row` makes no row of are counted in `skipped`.
 
         Args:
             conversations: Those of all rollouts, in the order of their numbers.
@@ -758,19 +921,23 @@ class PreferencePairs:
                 continue
             partner_conversation = Conversation(**json.loads(waiting[0][0]))
             both = (conversation, partner_conversation)
-            row = preference_row(*(both if is_best else both[::-1]))
-            if row is None:
-                self.n_skipped += 1
+            chosen, rejected = both if is_best else both[::-1]
+            row = preference_row(chosen, rejected)
+            if isinstance(row, str):
+                self.skipped[row] += 1
             else:
-                yield row
+                yield row, chosen, rejected
 
 
 def _choose(chosen: ScratchLists, number: int, task: str, reward: float) -> None:
     """Note a rollout if it is the best or the worst of its task so far."""
-    if math.isnan(reward):
-        return
     known = chosen.last((task,))
-    best, most, worst, least = known or (number, reward, number, reward)
+    if math.isnan(reward):
+        if known is None:
+            chosen.append((task,), (-1, 0.0, -1, 0.0))
+        return
+    rest = known if known is not None and known[0] >= 0 else (number, reward, number, reward)
+    best, most, worst, least = rest
     if reward > most:
         best, most = number, reward
     if reward < least:

@@ -179,6 +179,7 @@ _FACTS: dict[str, Callable[[EpisodeTable, Field], NDArray[Any] | list[Any]]] = {
     "episode_length": _length,
     "status": lambda episodes, _: STATUS_NAMES[episodes.status].tolist(),
     "group_id": lambda episodes, _: episodes.group_ids.tolist(),
+    "parent_id": lambda episodes, _: episodes.parent_ids.tolist(),
     "meta": _meta,
 }
 

@@ -508,11 +508,12 @@ def replay(memory: StepMemory, told: memoryview) -> None:
     for entry in unpacked(told):
         if entry.kind >= EPISODE_STATE:
             status = entry.kind - EPISODE_STATE
-            key, group_id, meta = orjson.loads(entry.name or "")
+            key, group_id, parent_id, meta = orjson.loads(entry.name or "")
             return_, reward = entry.numbers
             told_of = EpisodeEntry(
-                status, entry.value, key, entry.data, group_id, meta, return_, reward
-            )
+                status, entry.value, key, entry.data, group_id, parent_id, meta, return_,
+                reward,
+            )  # fmt: skip
             memory.episodes.put(entry.number, entry.id, told_of)
         else:
             names[entry.kind][entry.number] = entry.name or ""
@@ -842,6 +843,7 @@ def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -
         if id_ is not None:
             episode = episodes.entry(number)
             kind, sums = EPISODE_STATE + episode.status, (episode.return_, episode.reward)
-            texts = orjson.dumps([episode.key, episode.group_id, episode.meta]).decode()
+            names = episode.key, episode.group_id, episode.parent_id, episode.meta
+            texts = orjson.dumps(names).decode()
             entries.append(Entry(kind, number, id_, episode.length, texts, episode.final, sums))
     return [packed(entry) for entry in entries]

@@ -128,7 +128,7 @@ class QueryFilter:
             checked_instance(spec, "each value of fields", FieldSpec, "one of buffer.fields")
         self._node = check(condition, {name: spec.column for name, spec in self._fields.items()})
         for fact in facts_of_episodes(self._node):
-            if fact.column == "group_id":  # rows have it
+            if fact.column in ("group_id", "parent_id"):  # rows have them
                 continue
             raise ConditionError(
                 f"{fact.name!r} is a fact of the row's episode, which only the buffer knows; draw "

@@ -73,6 +73,7 @@ EPISODE_FACTS: dict[str, Kind] = {
     "episode_length": "int",
     "status": "text",
     "group_id": "text",
+    "parent_id": "text",
     "meta": "json",
 }
 
@@ -254,7 +255,7 @@ OPERATORS: dict[str, tuple[Operator, bool]] = {
 _NO_VALUE = {"is_null", "is_not_null"}
 # Columns of text where a number means its text.
 NUMBER_KEYS = frozenset(
-    {"task_id", "agent_id", "pre_agent", "episode_id", "session_id", "group_id"}
+    {"task_id", "agent_id", "pre_agent", "episode_id", "session_id", "group_id", "parent_id"}
 )
 
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.encoding.records import NAMED_FACTS
 from sqlbuffer.errors import EpisodeEndedError, EpisodeNotFoundError, FieldError, OutOfOrderError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -37,7 +38,7 @@ from sqlbuffer.storage.episodes import (
     ENDED,
     LENGTH,
     begin,
-    check_group,
+    check_named,
     episodes,
     of_rollout,
     reward_of_end,
@@ -303,8 +304,8 @@ _LOCK = select(episodes.c.id).where(_IS_NAMED).with_for_update(key_share=True)
 _CONTINUED = (
     select(
         episodes.c.id, episodes.c.status, episodes.c.is_implied, episodes.c.was_used,
-        episodes.c.attempt, episodes.c.writer, episodes.c.group_id, episodes.c.item_id,
-        cast(episodes.c.writers, Text()).label("writers"),
+        episodes.c.attempt, episodes.c.writer, episodes.c.group_id, episodes.c.parent_id,
+        episodes.c.item_id, cast(episodes.c.writers, Text()).label("writers"),
         LENGTH.label("length"), of_rollout("last_seq").label("last_seq"),
         of_rollout("return").label("total"), of_rollout("length").label("n_stored"),
         exists(
@@ -369,8 +370,10 @@ def _take_over(
     attempt, n_steps = stored.attempt, stored.length
     if not buffer.info.has_chunks:  # rows of others have no place in it
         n_steps = max(n_steps, stored.n_stored or 0)
-    if beginning.group_id is not None:
-        check_group(beginning.key, beginning.task_id, stored.group_id, beginning.group_id)
+    for fact in NAMED_FACTS:
+        named = getattr(beginning, fact)
+        if named is not None:
+            check_named(fact, beginning.key, beginning.task_id, getattr(stored, fact), named)
     if stored.writer != beginning.writer:
         _check_continues(beginning, stored)
         _check_order(beginning, n_steps, _newest_step(connection, buffer, stored.id))

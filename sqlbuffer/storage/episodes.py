@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.records import NAMED_FACTS
 from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError, FieldError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import experiences, sessions
@@ -65,6 +66,7 @@ episodes = Table(
         KEY,
         comment="rollouts with the same one belong together; null: those of the task",
     ),
+    Column("parent_id", KEY, comment="episode_id of the episode that it came from"),
     Column(
         "status",
         Text,
@@ -144,6 +146,7 @@ episodes = Table(
     ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
+    CheckConstraint(column("parent_id") != column("key"), name="parent_is_another"),
     # Numbers are unique: readers depend on them.
     sqlite_autoincrement=True,
 )
@@ -169,6 +172,15 @@ Index(
 
 # Finds the episodes with held steps, without those whose steps have left.
 Index(None, episodes.c.buffer_id, episodes.c.last_seq)
+_HAS_PARENT = episodes.c.parent_id.is_not(None)
+Index(
+    "ix_episodes_parent",
+    episodes.c.buffer_id,
+    episodes.c.parent_id,
+    episodes.c.id,
+    sqlite_where=_HAS_PARENT,
+    postgresql_where=_HAS_PARENT,
+)
 
 
 _SQLITE_ADVANCE = """
@@ -263,9 +275,9 @@ Beginnings = Mapping[EpisodeKey, EpisodeStart]
 # cannot deadlock.
 INSERT_EPISODE = text(
     "INSERT INTO episodes "
-    "(buffer_id, key, task_id, agent_id, group_id, model_version, meta, attempt, writer, item_id) "
-    "VALUES (:buffer_id, :key, :task_id, :agent_id, :group_id, :model_version, :meta, :attempt, "
-    ":writer, :item_id) "
+    "(buffer_id, key, task_id, agent_id, group_id, parent_id, model_version, meta, attempt, writer, "
+    "item_id) VALUES (:buffer_id, :key, :task_id, :agent_id, :group_id, :parent_id, "
+    ":model_version, :meta, :attempt, :writer, :item_id) "
     "ON CONFLICT DO NOTHING"
 ).bindparams(bindparam("writer", type_=UUID))
 _INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
@@ -276,7 +288,7 @@ _EPISODES = (
     select(
         episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
         episodes.c.attempt, episodes.c.writer, episodes.c.reward, episodes.c.group_id,
-        episodes.c.verdicts.is_not(None).label("is_judged"),
+        episodes.c.parent_id, episodes.c.verdicts.is_not(None).label("is_judged"),
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -295,7 +307,10 @@ _SESSIONS = select(sessions.c.key, sessions.c.id).where(
 )
 
 
-NO_GROUPS: Mapping[EpisodeKey, str] = {}
+# The groups and parents that steps name, by the name of the fact and by the episode.
+NamedFacts = Mapping[str, Mapping[EpisodeKey, str]]
+NONE_NAMED: NamedFacts = {}
+_KEYS_OF_FACTS = dict(zip(NAMED_FACTS, ("group_key", "parent_key"), strict=True))
 
 
 class Keyed(Protocol):
@@ -325,6 +340,10 @@ class Keyed(Protocol):
     def group_key(self) -> str | None:
         """The user's id of the group of its episode."""
 
+    @property
+    def parent_key(self) -> str | None:
+        """The user's id of the episode that its episode came from."""
+
 
 def episode_ids(
     connection: Connection,
@@ -345,16 +364,18 @@ def episode_ids(
         made: Gets the numbers of the episodes that this transaction has made.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
-    groups: dict[EpisodeKey, str] = {}
+    named: dict[str, dict[EpisodeKey, str]] = {fact: {} for fact in NAMED_FACTS}
     for record in records:
         if record.episode_key is not None:
             key = record.episode_key, record.task_id
             first_of.setdefault(key, record)
-            if record.group_key is not None:
-                check_group(*key, groups.setdefault(key, record.group_key), record.group_key)
+            for fact, attribute in _KEYS_OF_FACTS.items():
+                value = getattr(record, attribute)
+                if value is not None:
+                    check_named(fact, *key, named[fact].setdefault(key, value), value)
     if not first_of:
         return [None] * len(records)
-    known = locked_episodes(connection, buffer_id, first_of, beginnings, groups)
+    known = locked_episodes(connection, buffer_id, first_of, beginnings, named)
     unknown = sorted(key for key in first_of if key not in known)
     for key in unknown:
         if beginnings and key in beginnings and beginnings[key].item_id is not None:
@@ -366,7 +387,7 @@ def episode_ids(
             "task_id": key[1],
             "agent_id": first_of[key].agent_id,
             "model_version": first_of[key].model_version,
-            "group_id": groups.get(key),
+            **{fact: named[fact].get(key) for fact in NAMED_FACTS},
             **_owner((beginnings or {}).get(key)),
         }
         for key in unknown
@@ -381,7 +402,7 @@ def episode_ids(
     elif new_episodes:
         # As many as are missing: no other transaction has made one of them meanwhile.
         n_made = connection.execute(INSERT_EPISODE, new_episodes).rowcount
-        known = locked_episodes(connection, buffer_id, first_of, beginnings, groups)
+        known = locked_episodes(connection, buffer_id, first_of, beginnings, named)
         unknown = unknown if n_made == len(new_episodes) else []
     if made is not None:
         made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
@@ -393,17 +414,20 @@ def _owner(beginning: EpisodeStart | None) -> dict[str, Any]:
     if beginning is None:
         return {"meta": None, "attempt": 0, "writer": None, "item_id": None}
     values = {name: getattr(beginning, name) for name in ("meta", "attempt", "writer", "item_id")}
-    return values if beginning.group_id is None else {**values, "group_id": beginning.group_id}
+    named = {fact: getattr(beginning, fact) for fact in NAMED_FACTS}
+    return values | {fact: value for fact, value in named.items() if value is not None}
 
 
-def check_group(key: str, task_id: str, stored: str | None, given: str) -> None:
-    """Raise FieldError if a step names another group than that of its episode."""
-    if stored != given:
-        of_stored = "no group" if stored is None else f"group {stored!r}"
-        raise FieldError(
-            f"group_id: episode {key!r} of task {task_id!r} belongs to {of_stored}, "
-            f"and not to {given!r}; its first step decides"
-        )
+def check_named(fact: str, key: str, task_id: str, stored: str | None, given: str) -> None:
+    """Raise FieldError if a step names another group or parent than that of its episode."""
+    if stored == given:
+        return
+    what, verb = ("group", "belongs to") if fact == "group_id" else ("parent", "has")
+    of_stored = f"no {what}" if stored is None else f"{what} {stored!r}"
+    raise FieldError(
+        f"{fact}: episode {key!r} of task {task_id!r} {verb} {of_stored}, and not "
+        f"{'to ' if fact == 'group_id' else ''}{given!r}; its first step decides"
+    )
 
 
 def session_ids(
@@ -426,7 +450,7 @@ def locked_episodes(
     buffer_id: int,
     keys: Iterable[EpisodeKey],
     beginnings: Beginnings | None,
-    groups: Mapping[EpisodeKey, str] = NO_GROUPS,
+    named: NamedFacts = NONE_NAMED,
 ) -> dict[EpisodeKey, int]:
     """Return the numbers of the episodes that exist; until the transaction ends nobody else changes
     them.
@@ -436,11 +460,11 @@ def locked_episodes(
         buffer_id: The buffer.
         keys: The episodes.
         beginnings: See `episode_ids`.
-        groups: Groups that steps of them name.
+        named: Groups and parents that steps of them name.
 
     Raises:
         EpisodeTakenError: Another writer has continued one of them.
-        FieldError: One belongs to another group.
+        FieldError: One belongs to another group or has another parent.
     """
     wanted = set(keys)
     parameters = {
@@ -452,8 +476,9 @@ def locked_episodes(
     for episode in connection.execute(_EPISODES, parameters):
         name = episode.key, episode.task_id
         known[name] = episode.id
-        if name in groups:
-            check_group(*name, episode.group_id, groups[name])
+        for fact, of_names in named.items():
+            if name in of_names:
+                check_named(fact, *name, getattr(episode, fact), of_names[name])
         if beginnings is not None and name in wanted:
             beginning = beginnings.get(name)
             if _is_other(beginning, episode.attempt, episode.writer):

@@ -21,7 +21,8 @@ from tests.support.sql import run, scalar
 WAYS = [(here, there) for here in KINDS for there in KINDS]
 FACTS = (
     "SELECT episode_id, task_id, agent_id, group_id, status, length, episode_return, reward, "
-    "model_version, CAST(meta AS text), attempt FROM v_episodes WHERE buffer = '{}' ORDER BY 1, 2"
+    "model_version, CAST(meta AS text), attempt, parent_id FROM v_episodes WHERE buffer = '{}' "
+    "ORDER BY 1, 2"
 )
 LABELS = (
     "SELECT id, version, reward, advantage, value, CAST(extra AS text) FROM v_labels "
@@ -102,7 +103,10 @@ def play(buffer, rng, name, n=6, ends=True):
     """Write an episode, and give some of it labels; return its id."""
     typed = bool(buffer.fields)
     with_group = {"group_id": rng.choice(["g", "h"])} if rng.random() < 0.5 else {}
-    episode = buffer.episode(f"t{rng.randrange(3)}", episode_id=name, **with_group)
+    with_parent = {"parent_id": rng.choice(["p", "e1"])} if rng.random() < 0.5 else {}
+    if with_parent.get("parent_id") == name:
+        with_parent = {}
+    episode = buffer.episode(f"t{rng.randrange(3)}", episode_id=name, **with_group, **with_parent)
     for i in range(n):
         value = {"obs": float(i)} if typed else {"state": i}
         episode.append(**value, reward=float(rng.randrange(5)), terminated=ends and i == n - 1)

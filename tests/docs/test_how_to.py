@@ -78,6 +78,11 @@ def test_work_is_handed_out_as_the_page_shows(read):
     ]  # fmt: skip
 
 
+def test_trajectories_are_exchanged_as_the_page_shows(read):
+    page = read("docs/how-to/exchange-atif-trajectories.md")
+    assert page.names["report"].skipped == {}
+
+
 def test_a_field_is_added_as_the_page_shows(read):
     page = read("docs/how-to/add-field.md")
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -119,24 +120,26 @@ def test_conversations_that_do_not_end_come_in_the_order_in_which_they_began() -
 
 def test_the_prompt_is_all_before_the_first_answer() -> None:
     row = prompt_completion_row(of("sums", "e", "4", 1.0))
-    assert row is not None
+    assert isinstance(row, dict)
     assert [message["content"] for message in row["prompt"]] == ["?"]
     assert [message["content"] for message in row["completion"]] == ["4"]
-    assert messages_row(of("sums", "e", "4", 1.0))["messages"] == row["prompt"] + row["completion"]
+    whole = messages_row(of("sums", "e", "4", 1.0))
+    assert whole == {"messages": row["prompt"] + row["completion"], "tools": None}
 
 
 def test_a_conversation_without_prompt_or_answer_is_no_row() -> None:
     silent = conversation([DataRow(ExpMeta("t"), Experience(messages=["?"]))])
     alone = conversation([DataRow(ExpMeta("t"), Experience(actions=["!"]))])
-    assert prompt_completion_row(silent) is None
-    assert prompt_completion_row(alone) is None
+    numbers = conversation([DataRow(ExpMeta("t"), Experience(actions=[1]))])
+    assert prompt_completion_row(silent) == "no answer of the assistant"
+    assert prompt_completion_row(alone) == "no prompt"
+    assert prompt_completion_row(numbers) == messages_row(numbers) == "no messages"
 
 
 def chosen(rollouts: list[Conversation], min_margin: float = 0.0) -> PreferencePairs:
     numbered = [
-        (number, one.task_id, one.reward)
+        (number, one.task_id, math.nan if one.reward is None else one.reward)
         for number, one in enumerate(rollouts)
-        if one.reward is not None
     ]
     return PreferencePairs(numbered, min_margin)
 
@@ -147,9 +150,13 @@ def test_pairs_the_best_with_the_worst_of_a_task() -> None:
         of("t2", "d", "same", 0.5), of("t2", "e", "as good", 0.5),
         of("t3", "f", "alone", 1.0),
         of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
+        of("t5", "j", "none", None), of("t5", "k", "nan", float("nan")),
     ]  # fmt: skip
     with chosen(rollouts) as pairs:
-        rows = list(pairs.rows(rollouts))
+        rows = [row for row, *_ in pairs.rows(rollouts)]
+        assert pairs.skipped == {
+            "rewards do not differ enough": 2, "no ended episode with a reward": 1
+        }  # fmt: skip
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
         ("good", "bad"), ("high", "low"),
     ]  # fmt: skip
@@ -165,8 +172,8 @@ def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() 
     ]  # fmt: skip
     with chosen(rollouts) as pairs:
         assert list(pairs.rows(rollouts)) == []
-        assert pairs.n_skipped == 2
-    assert preference_row(rollouts[0], rollouts[1]) is None
+        assert pairs.skipped == {"prompts differ": 1, "answers are equal": 1}
+    assert preference_row(rollouts[0], rollouts[1]) == "prompts differ"
 
 
 def test_steps_without_an_episode_begin_again_where_their_number_does_not_rise() -> None:

@@ -107,11 +107,6 @@ PNG = "data:image/png;base64,iVBORw0KGgo="
 @pytest.mark.parametrize(
     ("part", "medium"),
     [
-        ({"type": "image_url", "image_url": {"url": PNG}}, "'image_url'"),
-        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "'image_url'"),
-        ({"type": "input_image", "image_url": PNG}, "'input_image'"),
-        ({"type": "image", "source": {"type": "base64", "data": "iVBO"}}, "'image'"),
-        ({"type": "image", "text": "a caption"}, "'image'"),
         ({"type": "input_audio", "input_audio": {"data": "UklG"}}, "'input_audio'"),
         ({"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}, "'video_url'"),
         ({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBE"}}, "pdf"),

@@ -292,6 +292,36 @@ def test_a_folder_of_rollouts_has_the_rows_of_the_buffer(
     assert [without_none(example) for example in stored] == [without_none(r) for r in expected]
 
 
+def test_images_are_decoded_in_the_same_way_from_a_buffer_and_a_folder(
+    database_url: str, tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 4, 3), np.uint8)
+    with ReplayBuffer(database_url, create=True) as buffer:
+        for number in range(4):
+            parts = [{"type": "image", "image": one} for one in pixels[: number % 3]]
+            content = [*parts, {"type": "text", "text": f"{number}?"}]
+            with buffer.episode("look", level=number) as episode:
+                episode.append(
+                    messages=[{"role": "user", "content": content}], actions=["A cat."],
+                    reward=float(number), terminated=True,
+                )  # fmt: skip
+        expected = list(to_hf(buffer, "conversations", columns=["meta.level"], images=True))
+        with pytest.raises(ValueError, match="images is for rows of rollouts"):
+            to_hf(buffer, images=True)
+        export_rollouts(buffer, tmp_path / "out", columns=["meta.level"])
+    rows = list(
+        load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    )
+    for row, other in zip(rows, expected, strict=True):
+        number = row["meta.level"]
+        images, others = row.pop("images"), other.pop("images")
+        assert without_none(row) == without_none(other)
+        assert len(images) == number % 3
+        for image, decoded, one in zip(images, others, pixels, strict=False):
+            assert (np.asarray(image) == one).all()
+            assert (np.asarray(decoded) == one).all()
+
+
 def without_none(value: Any) -> Any:
     """Return a value without the keys of dicts that are null."""
     if isinstance(value, dict):

@@ -50,7 +50,7 @@ FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
     "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncWork", "AsyncWorkItem",
-    "Batch", "Candidates", "Checkpoint", "Converter",
+    "AtifExport", "Batch", "Candidates", "Checkpoint", "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
@@ -333,6 +333,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "rewards": lambda _: [1.0],
     "rollouts": lambda _: [],
     "groups": lambda _: [0],
+    "source": lambda world: world.folder / "no.json",
     "stored": lambda _: {"dtype": "<f4", "shape": []},
     "tokenizer": lambda _: Characters(),
     "task_id": lambda _: "t",
@@ -349,6 +350,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
 WRITING = ("add", "extend", "store", "store_batch", "store_episode", "episode")
 MAKING = (
     "ReplayBuffer", "AsyncReplayBuffer.open", "import_parquet", "insert_jsonl", "import_minari",
+    "import_atif",
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
 # Otherwise it would read standard input.

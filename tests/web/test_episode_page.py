@@ -471,3 +471,29 @@ def test_the_ratio_of_all_counts_parts_of_nothing_and_leaves_out_what_is_unknown
 @pytest.mark.parametrize(("begin", "end"), [(5.0, 5.0), (5.0, 5.5), (5.0, 4.0)])
 def test_a_moment_has_one_interval(begin, end):
     assert grid_of(begin, end, 120, 1.0).tolist() == [5.0, 6.0]
+
+
+def test_an_episode_links_to_its_parent_and_to_those_that_came_from_it(schema_url, client_of):
+    with ReplayBuffer(schema_url, name="talks") as buffer:
+        for task, key, parent in (
+            ("other", "main", None), ("find", "main", None), ("find", "sub <1>", "main"),
+            ("find", "sub2", "main"), ("find", "branch", "evicted"),
+        ):  # fmt: skip
+            with buffer.episode(task, episode_id=key, parent_id=parent) as episode:
+                episode.append(messages=["?"], actions=["!"], terminated=True)
+        for i in range(60):
+            with buffer.episode("find", episode_id=f"many{i}", parent_id="sub2") as episode:
+                episode.append(state=i)
+    find = dict(run(schema_url, "SELECT key, id FROM episodes WHERE task_id = 'find'"))
+    client = client_of(schema_url)
+    main = client.get(path_of("talks", f"/episodes/{find['main']}"))
+    assert "From it came sub <1> , sub2 ." in text_of(main)
+    assert f"/episodes/{find['sub <1>']}" in main.text
+    sub = client.get(path_of("talks", f"/episodes/{find['sub <1>']}"))
+    assert f'came from <a href="/buffers/talks/episodes/{find["main"]}">main</a>' in sub.text
+    assert "came from evicted (not in the buffer)" in text_of(
+        client.get(path_of("talks", f"/episodes/{find['branch']}"))
+    )
+    many = text_of(client.get(path_of("talks", f"/episodes/{find['sub2']}")))
+    assert "many49 and more." in many
+    assert "many50" not in many

@@ -49,7 +49,7 @@ def built_in_types() -> dict[str, Any]:
         pa.int64(): ("seq", "first_seq", "t", "step", "model_version", "uses"),
         pa.string(): (
             "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id",
-            "session_id", "quarantine_reason", "state", "actions", "messages", "extra",
+            "parent_id", "session_id", "quarantine_reason", "state", "actions", "messages", "extra",
         ),
         pa.float64(): ("execute_time", "reward", "advantage", "value", "priority"),
         pa.bool_(): ("terminated", "truncated"),
@@ -355,7 +355,7 @@ EPISODES_AT_ONCE = 2_000
 # The columns by their names in the table of episodes.
 _NAMES = {
     "key": "episode_id", "task_id": "task_id", "agent_id": "agent_id", "group_id": "group_id",
-    "status": "status",
+    "parent_id": "parent_id", "status": "status",
     "length": "length", "return": "episode_return", "reward": "reward", "first_seq": "first_seq",
     "last_seq": "last_seq", "model_version": "model_version", "meta": "meta",
     "started_at": "started_at", "ended_at": "ended_at", "next_t": "next_t",

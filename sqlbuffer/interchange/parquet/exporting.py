@@ -372,6 +372,6 @@ def _is_list(arrow: Any, name: str) -> bool:
 
 _REPEATED = {
     "first_seq", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id",
-    "inserted_at", "model_version", "session_id", "terminated", "truncated", "uses",
+    "parent_id", "inserted_at", "model_version", "session_id", "terminated", "truncated", "uses",
     "quarantined_at", "quarantine_reason", "state", "actions", "messages", "extra",
 }  # fmt: skip

@@ -75,11 +75,12 @@ from sqlbuffer.storage.store import BufferStore
 
 _OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
 _META = (
-    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "session_id",
-    "model_version", "execute_time",
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "parent_id",
+    "session_id", "model_version", "execute_time",
 )  # fmt: skip
 _TEXTS = (
-    "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "session_id",
+    "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "parent_id",
+    "session_id",
 )  # fmt: skip
 # Columns that belong to a step in its own buffer, and are not appended.
 _LEFT_OUT = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
@@ -310,7 +311,7 @@ class _Part:
                 f"{built_in_types()[name]}, got {column.type} ({error})"
             ) from None
         values: list[Any] = column.to_pylist()
-        if name == "episode_id" and self._prefix:
+        if name in ("episode_id", "parent_id") and self._prefix:
             return [None if value is None else f"{self._prefix}{value}" for value in values]
         return values
 
@@ -342,6 +343,7 @@ class _Part:
             "agent_id",
             "episode_id",
             "group_id",
+            "parent_id",
             "session_id",
             "model_version",
         ):
@@ -387,6 +389,7 @@ class _Part:
                     pre_agent=meta["pre_agent"][i],
                     episode_id=meta["episode_id"][i],
                     group_id=meta["group_id"][i],
+                    parent_id=meta["parent_id"][i],
                     model_version=meta["model_version"][i],
                     session_id=meta["session_id"][i],
                 ),

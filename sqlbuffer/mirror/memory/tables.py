@@ -323,6 +323,7 @@ class EpisodeEntry(NamedTuple):
     key: str | None
     final: bytes | None
     group_id: str | None
+    parent_id: str | None
     meta: str | None
     return_: float
     reward: float
@@ -342,6 +343,7 @@ class EpisodeTable:
         returns: The sum of rewards of each, NaN while it is open, float64.
         rewards: Own reward of each, NaN if it has none, float64.
         group_ids: The group of each, None if it has none, object.
+        parent_ids: The episode that each came from, None if it is not known, object.
         metas: JSON of the user's values for each, None if it has none, object.
         n_changes: Number of changes of episodes.
         n_aborted: Number of aborted episodes.
@@ -357,6 +359,7 @@ class EpisodeTable:
         self.keys: NDArray[Any] = np.zeros(0, object)
         self.finals: NDArray[Any] = np.zeros(0, object)
         self.group_ids: NDArray[Any] = np.zeros(0, object)
+        self.parent_ids: NDArray[Any] = np.zeros(0, object)
         self.metas: NDArray[Any] = np.zeros(0, object)
         self.returns = self.rewards = np.zeros(0, np.float64)
         self.n_aborted = self.n_changes = 0
@@ -389,7 +392,7 @@ class EpisodeTable:
         self.last_slot[number] = self.last_t[number] = NONE
         self.n_steps[number] = 0
         self.keys[number] = self.finals[number] = None
-        self.group_ids[number] = self.metas[number] = None
+        self.group_ids[number] = self.parent_ids[number] = self.metas[number] = None
         self.returns[number] = self.rewards[number] = np.nan
         return number
 
@@ -402,6 +405,7 @@ class EpisodeTable:
         self.keys = _longer(self.keys, more, None)
         self.finals = _longer(self.finals, more, None)
         self.group_ids = _longer(self.group_ids, more, None)
+        self.parent_ids = _longer(self.parent_ids, more, None)
         self.metas = _longer(self.metas, more, None)
         self.returns = _longer(self.returns, more, np.nan)
         self.rewards = _longer(self.rewards, more, np.nan)
@@ -418,8 +422,8 @@ class EpisodeTable:
             # For an open episode, the database stores the change by annotations, not the return.
             return_ = None if status == OPEN else state.return_
             entry = EpisodeEntry(
-                status, length, state.key, state.final_arrays, state.group_id, state.meta,
-                as_nan(return_), as_nan(state.reward),
+                status, length, state.key, state.final_arrays, state.group_id,
+                state.parent_id, state.meta, as_nan(return_), as_nan(state.reward),
             )  # fmt: skip
             if self.touched is not None and not self._has(number, entry):
                 self.touched.add(number)
@@ -429,14 +433,15 @@ class EpisodeTable:
 
     def _has(self, number: int, entry: "EpisodeEntry") -> bool:
         stored = self.entry(number)
-        texts = stored[:6] == entry[:6]
-        return texts and np.array_equal(stored[6:], entry[6:], equal_nan=True)
+        texts = stored[:7] == entry[:7]
+        return texts and np.array_equal(stored[7:], entry[7:], equal_nan=True)
 
     def _put(self, number: int, entry: "EpisodeEntry") -> None:
         self.n_aborted += int(entry.status == ABORTED) - int(self.status[number] == ABORTED)
         self.status[number], self.length[number] = entry.status, entry.length
         self.keys[number], self.finals[number] = entry.key, entry.final
         self.group_ids[number], self.metas[number] = entry.group_id, entry.meta
+        self.parent_ids[number] = entry.parent_id
         self.returns[number], self.rewards[number] = entry.return_, entry.reward
         self.n_changes += 1
 
@@ -444,7 +449,8 @@ class EpisodeTable:
         """Return the data of an episode."""
         return EpisodeEntry(
             int(self.status[number]), int(self.length[number]), self.keys[number],
-            self.finals[number], self.group_ids[number], self.metas[number],
+            self.finals[number], self.group_ids[number], self.parent_ids[number],
+            self.metas[number],
             float(self.returns[number]), float(self.rewards[number]),
         )  # fmt: skip
 

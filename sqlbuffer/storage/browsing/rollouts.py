@@ -19,6 +19,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -184,6 +185,44 @@ def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rol
         so_far = select(sums.length, sums["return"]).where(is_own, sums.episode_id == number)
         length, return_ = connection.execute(so_far).one_or_none() or (None, None)
     return Rollout(task_id, number, agent_id, key, status, length, return_, *rest)
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """The episodes that an episode came from and that came from it.
+
+    Attributes:
+        parent_id: Id of the episode that it came from; None if it was not given.
+        parent: Key of that one in `episodes`; None if the buffer has none of that id.
+        children: Keys and ids of the episodes that came from it, in the order in which they began.
+        has_more: There are more of them.
+    """
+
+    parent_id: str | None = None
+    parent: int | None = None
+    children: Sequence[tuple[int, str]] = ()
+    has_more: bool = False
+
+
+MOST_CHILDREN = 50
+
+
+def relatives_of(connection: Connection, buffer_id: int, number: int) -> Relatives:
+    """Return the relatives of an episode; of parents with the same id, the one of its task."""
+    of_buffer = episodes.c.buffer_id == buffer_id
+    own = select(episodes.c.key, episodes.c.task_id, episodes.c.parent_id)
+    key, task_id, parent_id = connection.execute(own.where(episodes.c.id == number)).one()
+    parent = None
+    if parent_id is not None:
+        is_near = case((episodes.c.task_id == task_id, 0), else_=1)
+        parents = select(episodes.c.id).where(of_buffer, episodes.c.key == parent_id)
+        parent = connection.execute(parents.order_by(is_near, episodes.c.id).limit(1)).scalar()
+    children = select(episodes.c.id, episodes.c.key).where(of_buffer, episodes.c.parent_id == key)
+    some = connection.execute(children.order_by(episodes.c.id).limit(MOST_CHILDREN + 1)).all()
+    return Relatives(
+        parent_id, parent, [(id_, name) for id_, name in some[:MOST_CHILDREN]],
+        len(some) > MOST_CHILDREN,
+    )  # fmt: skip
 
 
 # Rollouts that no index orders or finds are searched among the newest ones.

@@ -169,6 +169,7 @@ SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id::text, a.task_id, a.
     a.last_time, a.times[a.place + 1 : a.place + a.n],
     (SELECT e.key FROM episodes e WHERE e.id = a.episode_id),
     (SELECT e.group_id FROM episodes e WHERE e.id = a.episode_id),
+    (SELECT e.parent_id FROM episodes e WHERE e.id = a.episode_id),
     (SELECT s.key FROM sessions s WHERE s.id = a.session_id),
     a.model_version, substr(d.rewards, a.place * 8 + 1, a.n * 8), {_OF_ALL},
     CASE WHEN (SELECT has_step_ids FROM buffers WHERE id = %(id)s::integer) THEN (

@@ -271,6 +271,7 @@ SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id, a.task_id, a.task_n
     a.pre_agent, a.step, a.steps, a.t, a.first_time, a.last_time, a.times,
     (SELECT e.key FROM episodes e WHERE e.id = a.episode_id),
     (SELECT e.group_id FROM episodes e WHERE e.id = a.episode_id),
+    (SELECT e.parent_id FROM episodes e WHERE e.id = a.episode_id),
     (SELECT s.key FROM sessions s WHERE s.id = a.session_id),
     a.model_version, substr(c.rewards, a.place * 8 + 1, a.n * 8), a.adv_t, a.v_t, a.terminated,
     a.truncated, a.initial_priority,

@@ -476,7 +476,7 @@ class ChunkContent(NamedTuple):
 def chunk_columns(
     layout: Layout,
     tables: Mapping[str, TableRows],
-    episode_names: Mapping[int, tuple[str, str | None]],
+    episode_names: "Mapping[int, EpisodeNames]",
     session_keys: Mapping[int, str],
     wanted: Sequence[str],
 ) -> ColumnBatch:
@@ -485,7 +485,7 @@ def chunk_columns(
     Args:
         layout: The typed fields.
         tables: The rows of `chunks` and of `chunk_data` of the same chunks, in order.
-        episode_names: The ids of the episodes that they name, and the groups of these.
+        episode_names: The ids of the episodes that they name, and the groups and parents of these.
         session_keys: The ids of the sessions that they name.
         wanted: Names of the typed fields to return.
 
@@ -689,30 +689,37 @@ def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows
         after = page.numbers[-1]
 
 
-def _episode_names(
-    connection: Connection, ids: Sequence[int | None]
-) -> dict[int, tuple[str, str | None]]:
-    """Return the ids of users for episodes, and their groups."""
+class EpisodeNames(NamedTuple):
+    """The ids of users for an episode, its group and its parent."""
+
+    key: str | None = None
+    group_id: str | None = None
+    parent_id: str | None = None
+
+
+def _episode_names(connection: Connection, ids: Sequence[int | None]) -> dict[int, EpisodeNames]:
+    """Return the ids of users for episodes, and their groups and parents."""
     known_ids = sorted({id_ for id_ in ids if id_ is not None})
-    names: dict[int, tuple[str, str | None]] = {}
-    columns = select(episodes.c.id, episodes.c.key, episodes.c.group_id)
+    names: dict[int, EpisodeNames] = {}
+    columns = select(episodes.c.id, episodes.c.key, episodes.c.group_id, episodes.c.parent_id)
     for i in range(0, len(known_ids), _KEYS_AT_ONCE):
         some = episodes.c.id.in_(known_ids[i : i + _KEYS_AT_ONCE])
-        for id_, key, group_id in connection.execute(columns.where(some)):
-            names[id_] = key, group_id
+        for id_, *of_episode in connection.execute(columns.where(some)):
+            names[id_] = EpisodeNames(*of_episode)
     return names
 
 
 def _shared_names(
     columns: Mapping[str, Sequence[Any]],
-    episode_names: Mapping[int, tuple[str, str | None]],
+    episode_names: "Mapping[int, EpisodeNames]",
     session_keys: Mapping[int, str],
 ) -> dict[str, list[Any]]:
     """Return the ids of users and the times, by columns of rows or chunks."""
-    names = [(None, None) if id_ is None else episode_names[id_] for id_ in columns["episode_id"]]
+    names = [EpisodeNames() if id_ is None else episode_names[id_] for id_ in columns["episode_id"]]
     return {
-        "episode_id": [key for key, _ in names],
-        "group_id": [group_id for _, group_id in names],
+        "episode_id": [of_episode.key for of_episode in names],
+        "group_id": [of_episode.group_id for of_episode in names],
+        "parent_id": [of_episode.parent_id for of_episode in names],
         "session_id": list(map(session_keys.get, columns["session_id"])),
         "inserted_at": list(map(utc_time, columns["inserted_at"])),
     }
@@ -721,7 +728,7 @@ def _shared_names(
 def row_columns(
     layout: Layout,
     tables: Mapping[str, TableRows],
-    episode_names: Mapping[int, tuple[str, str | None]],
+    episode_names: "Mapping[int, EpisodeNames]",
     session_keys: Mapping[int, str],
 ) -> ColumnBatch:
     """Return the steps of rows; see `chunk_columns`."""

@@ -552,6 +552,7 @@ class _Keyed(NamedTuple):
     session_key: str | None
     task_id: str
     group_key: str | None = None
+    parent_key: str | None = None
 
 
 def check_may_restore(url: Database) -> None:

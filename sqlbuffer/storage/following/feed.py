@@ -177,8 +177,9 @@ class SelectedSteps:
     def __init__(self, buffer_id: int, node: Node, steps: StepLayout, database: Any) -> None:
         self._buffer_id, self._node, self._database = buffer_id, node, database
         self._steps, self._table = steps, steps.of(buffer_id)
-        # The group of an episode never changes.
-        self._has_facts = any(fact.column != "group_id" for fact in facts_of_episodes(node))
+        # The group and the parent of an episode never change.
+        constant = {"group_id", "parent_id"}
+        self._has_facts = any(fact.column not in constant for fact in facts_of_episodes(node))
 
     def at_start(self, connection: Connection, now: BufferState) -> Selection:
         """Return the steps to take of a whole buffer."""

@@ -91,7 +91,7 @@ SELECT p.seq, p.priority FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL 
 """
 _EPISODES = """
 SELECT e.id, e.key, e.status, e.length, e.final_arrays, e."return", e.reward, e.group_id,
-    e.meta::text
+    e.parent_id, e.meta::text
 FROM unnest(%s::bigint[]) AS w(id) CROSS JOIN LATERAL (
     SELECT * FROM episodes WHERE id = w.id OFFSET 0
 ) e

@@ -160,7 +160,7 @@ def priorities_of(
 
 def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     """Return episodes by their keys."""
-    columns = 'id, key, status, length, final_arrays, "return", reward, group_id, meta'
+    columns = 'id, key, status, length, final_arrays, "return", reward, group_id, parent_id, meta'
     query = f"SELECT {columns} FROM episodes WHERE id {_IN_LIST}"
     rows = driver_of(connection).execute(query, (json.dumps(list(ids)),))
     return [EpisodeState._make(row) for row in rows]

@@ -235,6 +235,7 @@ class EpisodeState(NamedTuple):
     return_: float | None
     reward: float | None
     group_id: str | None
+    parent_id: str | None
     meta: str | None
 
 

@@ -301,7 +301,8 @@ def pieces_of(layout: Layout, batch: MergeBatch, prefix: str) -> Iterator[Piece]
                 piece,
                 id=chunk.id if keeps_id else uuid7(),
                 episode_key=_prefixed(chunk.episode_key, prefix),
-                group_key=_group_of(batch, chunk),
+                group_key=_fact_of(batch, chunk, "group_id"),
+                parent_key=_prefixed(_fact_of(batch, chunk, "parent_id"), prefix),
                 initial_priority=initial,
             )
             yield Piece(name_of(chunk), seqs, piece, [f"{prefix}{id_}" for id_ in ids])
@@ -317,7 +318,8 @@ def rows_of(batch: MergeBatch, prefix: str) -> Iterator[Row]:
         named = record._replace(
             id=id_,
             episode_key=_prefixed(record.episode_key, prefix),
-            group_key=_group_of(batch, record),
+            group_key=_fact_of(batch, record, "group_id"),
+            parent_key=_prefixed(_fact_of(batch, record, "parent_id"), prefix),
             initial_priority=priority,
         )
         yield Row(name_of(record), seq, named)
@@ -327,10 +329,10 @@ def _prefixed(key: str | None, prefix: str) -> str | None:
     return None if key is None else f"{prefix}{key}"
 
 
-def _group_of(batch: MergeBatch, keyed: Any) -> str | None:
+def _fact_of(batch: MergeBatch, keyed: Any, fact: str) -> str | None:
     name = name_of(keyed)
-    group: str | None = None if name is None else batch.episodes[name].get("group_id")
-    return group
+    value: str | None = None if name is None else batch.episodes[name].get(fact)
+    return value
 
 
 def _priorities(batch: MergeBatch) -> dict[int, float]:
@@ -521,7 +523,7 @@ def _merged_chunks(
 
 def merged_rows(columns: Mapping[str, list[Any]]) -> Iterator[MergedRow]:
     """Yield the rows of a batch, by their columns."""
-    names = [name for name in Record._fields if name != "group_key"]
+    names = [name for name in Record._fields if name not in ("group_key", "parent_key")]
     none = [None] * len(columns["seq"])
     listed = [columns.get(name, none) for name in names]
     flags = [names.index(name) for name in ("terminated", "truncated")]

@@ -128,6 +128,7 @@ _FACTS: dict[str, ColumnElement[Any]] = {
     .where(episode_states.c.id == episodes.c.id)
     .scalar_subquery(),
     "group_id": episodes.c.group_id,
+    "parent_id": episodes.c.parent_id,
     "meta": episodes.c.meta,
 }
 

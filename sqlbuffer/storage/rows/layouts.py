@@ -248,6 +248,7 @@ class _Runs(NamedTuple):
     times: _Column
     episode_key: _Column
     group_key: _Column
+    parent_key: _Column
     session_key: _Column
     model_version: _Column
     rewards: _Column
@@ -340,6 +341,7 @@ _SAME = frozenset(
         "pre_agent",
         "episode_key",
         "group_key",
+        "parent_key",
         "session_key",
         "model_version",
     }

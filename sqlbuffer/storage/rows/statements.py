@@ -68,14 +68,14 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
 
 _FEW = ("id", "seq", "task_id")
 _JSON_COLUMNS = {*PAYLOADS, "fields"}
+_OF_EPISODES = {"episode_key": "key", "group_key": "group_id", "parent_key": "parent_id"}
 
 
 def _column(name: str, steps: Any) -> ColumnElement[Any]:
     step = steps.c
-    if name == "episode_key":
-        return select(episodes.c.key).where(episodes.c.id == step.episode_id).scalar_subquery()
-    if name == "group_key":
-        return select(episodes.c.group_id).where(episodes.c.id == step.episode_id).scalar_subquery()
+    if name in _OF_EPISODES:
+        fact = episodes.c[_OF_EPISODES[name]]
+        return select(fact).where(episodes.c.id == step.episode_id).scalar_subquery()
     if name == "session_key":
         return select(sessions.c.key).where(sessions.c.id == step.session_id).scalar_subquery()
     if name not in step:  # bytes of steps in chunks

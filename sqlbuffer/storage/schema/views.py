@@ -86,6 +86,7 @@ VIEWS = {
             ),
             "group_id": ("text", "the group of rollouts that its episode belongs to"),
             "t": ("integer", "place in its episode: 0, 1, 2 and so on; null without an episode"),
+            "parent_id": ("text", "the episode that its episode came from"),
         },
     ),
     "v_tasks": View(
@@ -144,6 +145,7 @@ VIEWS = {
             "task_id": ("text", "the task"),
             "agent_id": ("text", "the agent"),
             "group_id": ("text", "the group of rollouts that it belongs to; null: its task"),
+            "parent_id": ("text", "id of the episode that it came from, if it was given"),
             "status": (
                 "text",
                 "`open`, `complete`, `aborted` (an error in the middle), or `abandoned`: open, and "

@@ -13,7 +13,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from sqlbuffer.steps import PAYLOADS
-from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.rollouts import (
+    Relatives,
+    Rollout,
+    browsed_buffer,
+    find_episode,
+    relatives_of,
+)
 from sqlbuffer.storage.browsing.steps import (
     KeyPage,
     StepKey,
@@ -191,6 +197,9 @@ def _show(request: Request, number: int | None) -> Response:
         rollout = _rollout(request, connection, buffer, number)
         if "seek" in request.query_params and place.sought:
             return _sought(request, connection, buffer, rollout, place)
+        relatives = Relatives()
+        if rollout.number is not None:
+            relatives = relatives_of(connection, buffer.info.id, rollout.number)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
     return page(
@@ -199,6 +208,8 @@ def _show(request: Request, number: int | None) -> Response:
         place="episode",
         buffer=name,
         rollout=rollout,
+        relatives=relatives,
+        episode_to=lambda number: episode_link(request, name, number),
         at=place,
         views=VIEWS,
         commands=_commands(site.shown_url, name, rollout, place, keys),

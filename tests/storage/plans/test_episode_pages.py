@@ -11,6 +11,7 @@ from sqlbuffer.storage.browsing.rollouts import (
     RolloutQuery,
     browsed_buffer,
     find_episode,
+    relatives_of,
     rollout_page,
 )
 from sqlbuffer.storage.browsing.steps import (
@@ -146,6 +147,28 @@ def test_a_page_of_an_episode_reads_its_steps_alone(large_url, name, place, key)
     assert watch.rows_scanned < 300  # PostgreSQL scans a table of few rows, such as `buffers`
     assert watch.rows_fetched < 2_000
     assert watch.steps < 60_000
+
+
+def test_the_relatives_of_an_episode_are_looked_up(large_url):
+    where = f"buffer_id = {buffer_id(large_url, 'chunks')} AND"
+    run(large_url, f"UPDATE episodes SET parent_id = 'e0' WHERE {where} key IN ('e2', 'e3')")
+    run(large_url, f"UPDATE episodes SET parent_id = 'gone' WHERE {where} key LIKE 'e%5'")
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
+        buffer = browsed(connection, "chunks")
+        numbers = {
+            key: rollout_of(large_url, connection, buffer, key).number for key in ("e0", "e2", "e5")
+        }
+        found = {key: relatives_of(connection, buffer.info.id, n) for key, n in numbers.items()}
+        connection.rollback()
+    assert [key for _, key in found["e0"].children] == ["e2", "e3"]
+    assert (found["e2"].parent, found["e5"].parent) == (numbers["e0"], None)
+    assert found["e5"].parent_id == "gone"
+    assert watch.rows_scanned < 300
+    assert watch.rows_fetched < 100
+    assert watch.steps < 20_000
 
 
 def test_a_page_of_a_task_reads_its_steps_alone(large_url):

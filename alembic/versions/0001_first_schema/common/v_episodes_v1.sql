@@ -1,6 +1,6 @@
 -- Rows stay here after their steps have left, so that the learning curve is complete.
 CREATE VIEW v_episodes AS
-SELECT b.name AS buffer, p.key AS episode_id, p.task_id, p.agent_id, p.group_id, s.status, p.length,
+SELECT b.name AS buffer, p.key AS episode_id, p.task_id, p.agent_id, p.group_id, p.parent_id, s.status, p.length,
     CASE WHEN p.status <> 'open' THEN p."return" END AS episode_return, p.reward,
     coalesce(p.reward, CASE WHEN p.status <> 'open' THEN p."return" END) AS episode_reward,
     p.first_seq, p.last_seq, p.model_version, p.meta, p.started_at, p.ended_at,

@@ -308,6 +308,7 @@ CREATE TABLE episodes (
     task_id TEXT COLLATE "C" NOT NULL,
     agent_id TEXT COLLATE "C",
     group_id TEXT COLLATE "C",
+    parent_id TEXT COLLATE "C",
     status TEXT DEFAULT 'open' NOT NULL,
     length INTEGER,
     return DOUBLE PRECISION,
@@ -332,10 +333,12 @@ CREATE TABLE episodes (
     item_id BIGINT,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
-    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
+    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted')),
+    CONSTRAINT ck_episodes_parent_is_another CHECK (parent_id <> key)
 );
 CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
 CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
+CREATE INDEX ix_episodes_parent ON episodes (buffer_id, parent_id, id) WHERE parent_id IS NOT NULL;
 CREATE INDEX ix_episodes_held ON episodes (buffer_id, id) WHERE n_rows > 0;
 COMMENT ON COLUMN episodes.id IS 'key of the episode';
 COMMENT ON COLUMN episodes.buffer_id IS 'the buffer';
@@ -343,6 +346,7 @@ COMMENT ON COLUMN episodes.key IS 'the user''s episode_id, unique within buffer 
 COMMENT ON COLUMN episodes.task_id IS 'the task';
 COMMENT ON COLUMN episodes.agent_id IS 'the agent';
 COMMENT ON COLUMN episodes.group_id IS 'rollouts with the same one belong together; null: those of the task';
+COMMENT ON COLUMN episodes.parent_id IS 'episode_id of the episode that it came from';
 COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes also shows abandoned ones';
 COMMENT ON COLUMN episodes.length IS 'steps';
 COMMENT ON COLUMN episodes."return" IS 'sum of rewards; while the episode is open, the sum of changes by annotations';

@@ -25,7 +25,7 @@ SELECT w.buffer, e.seq, e.seq AS first_seq, e.id, e.task_id, e.task_name, e.agen
     END AS special_numbers,
     CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'from_t')::bigint <= e.t)
         ELSE nullif(p.attempt, 0) END AS attempt,
-    p.group_id, e.t
+    p.group_id, e.t, p.parent_id
 FROM w
 JOIN experiences e ON e.buffer_id = w.buffer_id AND e.seq > w.low_seq
 LEFT JOIN episodes p ON p.id = e.episode_id AND p.buffer_id = w.buffer_id
@@ -64,7 +64,7 @@ SELECT w.buffer, c.first_seq + n.place, c.first_seq,
     y.extra -> '$reals',
     CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'from_t')::bigint <= c.t + n.place)
         ELSE nullif(p.attempt, 0) END,
-    p.group_id, c.t + n.place
+    p.group_id, c.t + n.place, p.parent_id
 FROM w
 JOIN chunks c ON c.buffer_id = w.buffer_id AND c.first_seq > w.low_seq - 256
 LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id

@@ -30,6 +30,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_experiences."attempt" IS 'number of the writer of the episode that stored it: 1, and one more with each that continued it; null: it had no writer';
     COMMENT ON COLUMN v_experiences."group_id" IS 'the group of rollouts that its episode belongs to';
     COMMENT ON COLUMN v_experiences."t" IS 'place in its episode: 0, 1, 2 and so on; null without an episode';
+    COMMENT ON COLUMN v_experiences."parent_id" IS 'the episode that its episode came from';
     COMMENT ON VIEW v_tasks IS 'One row per task.';
     COMMENT ON COLUMN v_tasks."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_tasks."task_id" IS 'the task';
@@ -68,6 +69,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_episodes."task_id" IS 'the task';
     COMMENT ON COLUMN v_episodes."agent_id" IS 'the agent';
     COMMENT ON COLUMN v_episodes."group_id" IS 'the group of rollouts that it belongs to; null: its task';
+    COMMENT ON COLUMN v_episodes."parent_id" IS 'id of the episode that it came from, if it was given';
     COMMENT ON COLUMN v_episodes."status" IS '`open`, `complete`, `aborted` (an error in the middle), or `abandoned`: open, and no step written for the buffer''s `open_timeout_s`';
     COMMENT ON COLUMN v_episodes."length" IS 'steps; null while it is open';
     COMMENT ON COLUMN v_episodes."episode_return" IS 'sum of the rewards; null while it is open or without rewards';

@@ -188,6 +188,7 @@ CREATE TABLE episodes (
     task_id TEXT NOT NULL,
     agent_id TEXT,
     group_id TEXT,
+    parent_id TEXT,
     status TEXT DEFAULT 'open' NOT NULL,
     length INTEGER,
     return DOUBLE,
@@ -211,10 +212,12 @@ CREATE TABLE episodes (
     used_at TEXT,
     item_id BIGINT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
-    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
+    CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted')),
+    CONSTRAINT ck_episodes_parent_is_another CHECK (parent_id <> "key")
 );
 CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
 CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
+CREATE INDEX ix_episodes_parent ON episodes (buffer_id, parent_id, id) WHERE parent_id IS NOT NULL;
 CREATE INDEX ix_episodes_held ON episodes (buffer_id, id) WHERE n_rows > 0;
 
 CREATE TABLE work_items (

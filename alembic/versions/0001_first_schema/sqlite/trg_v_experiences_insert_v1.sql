@@ -8,12 +8,18 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE name = NEW.buffer);
     SELECT RAISE(ABORT, 'sqlbuffer: group_id names rollouts that belong together: give the episode_id of the rollout too')
     WHERE NEW.group_id IS NOT NULL AND NEW.episode_id IS NULL;
-    INSERT OR IGNORE INTO episodes (buffer_id, "key", task_id, agent_id, group_id, model_version)
-    SELECT id, NEW.episode_id, NEW.task_id, NEW.agent_id, NEW.group_id, NEW.model_version
+    SELECT RAISE(ABORT, 'sqlbuffer: parent_id names the episode that an episode came from: give the episode_id of the new one too')
+    WHERE NEW.parent_id IS NOT NULL AND NEW.episode_id IS NULL;
+    SELECT RAISE(ABORT, 'sqlbuffer: an episode cannot be its own parent') WHERE NEW.parent_id = NEW.episode_id;
+    INSERT OR IGNORE INTO episodes (buffer_id, "key", task_id, agent_id, group_id, parent_id, model_version)
+    SELECT id, NEW.episode_id, NEW.task_id, NEW.agent_id, NEW.group_id, NEW.parent_id, NEW.model_version
     FROM buffers WHERE name = NEW.buffer AND NEW.episode_id IS NOT NULL;
     SELECT RAISE(ABORT, 'sqlbuffer: the episode belongs to another group')
     FROM buffers b JOIN episodes p ON p.buffer_id = b.id AND p."key" = NEW.episode_id AND p.task_id = NEW.task_id
     WHERE b.name = NEW.buffer AND NEW.group_id IS NOT NULL AND p.group_id IS NOT NEW.group_id;
+    SELECT RAISE(ABORT, 'sqlbuffer: the episode has another parent')
+    FROM buffers b JOIN episodes p ON p.buffer_id = b.id AND p."key" = NEW.episode_id AND p.task_id = NEW.task_id
+    WHERE b.name = NEW.buffer AND NEW.parent_id IS NOT NULL AND p.parent_id IS NOT NEW.parent_id;
     INSERT INTO new_experiences (
         buffer_id, id, episode_id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
         reward_t, adv_t, v_t, terminated, truncated, model_version

@@ -44,7 +44,7 @@ SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s
     ), '$."$reals"') AS special_numbers,
     CASE WHEN s.attempt > 1 THEN 1 + (SELECT count(*) FROM json_each(s.writers) a WHERE json_extract(a.value, '$.from_t') <= s.t)
         ELSE nullif(s.attempt, 0) END AS attempt,
-    s.group_id, s.t
+    s.group_id, s.t, s.parent_id
 FROM (
     WITH w AS MATERIALIZED (
         SELECT v.buffer_id, v.buffer, v.low_seq, v.has_labels, b.has_deleted, b.has_step_ids
@@ -54,7 +54,7 @@ FROM (
     SELECT w.buffer, w.buffer_id, w.has_labels, e."key", CAST(NULL AS INTEGER) AS place, e.seq, e.seq AS first_seq, e.id,
         e.task_id, e.task_name, e.agent_id, e.pre_agent, p."key" AS episode_id, e.step, e.execute_time, e.inserted_at,
         CAST(coalesce(l.reward_t, e.reward_t) AS REAL) AS reward_t, e.adv_t, e.v_t, l.adv_t AS late_adv, l.v_t AS late_v, CAST(e.terminated AS INTEGER) AS terminated, CAST(e.truncated AS INTEGER) AS truncated, e.model_version,
-        e.session_id, CAST(0 AS INTEGER) AS is_replaced, CAST(p.attempt AS INTEGER) AS attempt, CAST(p.writers AS TEXT) AS writers, p.group_id, e.t
+        e.session_id, CAST(0 AS INTEGER) AS is_replaced, CAST(p.attempt AS INTEGER) AS attempt, CAST(p.writers AS TEXT) AS writers, p.group_id, e.t, p.parent_id
     FROM w
     JOIN experiences e ON e.buffer_id = w.buffer_id AND likelihood(e.seq > w.low_seq, 0.999) AND e.agent_id >= ''
     LEFT JOIN episodes p ON p.id = e.episode_id AND p.buffer_id = w.buffer_id
@@ -71,7 +71,7 @@ FROM (
         c.inserted_at, CAST(coalesce(l.reward_t, CASE WHEN y.seq IS NULL THEN n.value ELSE y.reward_t END) AS REAL), CAST(NULL AS REAL), CAST(NULL AS REAL),
         l.adv_t, l.v_t,
         CAST(y.terminated AS INTEGER), CAST(y.truncated AS INTEGER), c.model_version, c.session_id, CAST(y.seq IS NOT NULL AS INTEGER), CAST(p.attempt AS INTEGER), CAST(p.writers AS TEXT), p.group_id,
-        CAST(c.t + n."key" AS INTEGER)
+        CAST(c.t + n."key" AS INTEGER), p.parent_id
     FROM w
     JOIN chunks c ON c.buffer_id = w.buffer_id AND likelihood(c.first_seq > w.low_seq - 256, 0.999) AND c.agent_id >= ''
     LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id
