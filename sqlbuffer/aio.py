@@ -257,13 +257,14 @@ class AsyncWorkItem:
         *,
         model_version: int | None = None,
         session_id: str | None = None,
+        parent_id: str | None = None,
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> AsyncEpisodeWriter:
         """Begin the episode of the item; see `sqlbuffer.WorkItem.episode`."""
         begin = partial(
             self.sync.episode, agent_id, model_version=model_version, session_id=session_id,
-            casting=casting, **meta,
+            parent_id=parent_id, casting=casting, **meta,
         )  # fmt: skip
         return AsyncEpisodeWriter(await in_thread(begin))
 

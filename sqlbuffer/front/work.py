@@ -94,6 +94,7 @@ class WorkItem:
         *,
         model_version: int | None = None,
         session_id: str | None = None,
+        parent_id: str | None = None,
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> EpisodeWriter:
@@ -107,6 +108,7 @@ class WorkItem:
             agent_id: Agent that acts; `default` if omitted.
             model_version: Version of the model that acts.
             session_id: Training session.
+            parent_id: Id of the episode that it came from.
             casting: See `ReplayBuffer.extend`.
             **meta: See `ReplayBuffer.store_episode`.
 
@@ -116,7 +118,7 @@ class WorkItem:
             LeaseLostError: Another worker has taken the item, or it has ended.
         """
         self._writer = self._work.begin(
-            self._taken, agent_id, model_version, session_id, casting, meta
+            self._taken, agent_id, model_version, session_id, parent_id, casting, meta
         )
         return self._writer
 
@@ -312,6 +314,7 @@ class Work:
         agent_id: str | None,
         model_version: int | None,
         session_id: str | None,
+        parent_id: str | None,
         casting: Casting,
         meta: Mapping[str, Any],
     ) -> EpisodeWriter:
@@ -321,7 +324,7 @@ class Work:
         """
         made = self._step_writer.beginning(
             item.task_id, agent_id, item.episode_id, model_version, session_id, item.group_id,
-            casting, meta,
+            parent_id, casting, meta,
         )  # fmt: skip
         beginning = replace(made, attempt=item.attempt, writer=str(uuid4()), item_id=item.id)
         work.begin_episode(self.store, item, beginning)

@@ -275,8 +275,8 @@ Beginnings = Mapping[EpisodeKey, EpisodeStart]
 # cannot deadlock.
 INSERT_EPISODE = text(
     "INSERT INTO episodes "
-    "(buffer_id, key, task_id, agent_id, group_id, parent_id, model_version, meta, attempt, writer, "
-    "item_id) VALUES (:buffer_id, :key, :task_id, :agent_id, :group_id, :parent_id, "
+    "(buffer_id, key, task_id, agent_id, group_id, parent_id, model_version, meta, attempt, "
+    "writer, item_id) VALUES (:buffer_id, :key, :task_id, :agent_id, :group_id, :parent_id, "
     ":model_version, :meta, :attempt, :writer, :item_id) "
     "ON CONFLICT DO NOTHING"
 ).bindparams(bindparam("writer", type_=UUID))
@@ -377,9 +377,7 @@ def episode_ids(
         return [None] * len(records)
     known = locked_episodes(connection, buffer_id, first_of, beginnings, named)
     unknown = sorted(key for key in first_of if key not in known)
-    for key in unknown:
-        if beginnings and key in beginnings and beginnings[key].item_id is not None:
-            raise _deleted(*key)
+    _check_items(unknown, beginnings)
     new_episodes = [
         {
             "buffer_id": buffer_id,
@@ -407,6 +405,13 @@ def episode_ids(
     if made is not None:
         made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
+
+
+def _check_items(unknown: Iterable[EpisodeKey], beginnings: Beginnings | None) -> None:
+    """Raise EpisodeTakenError for an episode of a work item that is not there any more."""
+    for key in unknown:
+        if beginnings and key in beginnings and beginnings[key].item_id is not None:
+            raise _deleted(*key)
 
 
 def _owner(beginning: EpisodeStart | None) -> dict[str, Any]:
