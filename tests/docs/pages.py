@@ -90,6 +90,7 @@ class Reader:
         source = self._with_urls(block.body)
         if file := re.match(r"# (\w+\.py)\n", source):
             Path(file[1]).write_text(source, encoding="utf-8")
+            self.monkeypatch.syspath_prepend(Path.cwd())
             return
         # As many empty lines before it as in the page, for tracebacks.
         code = compile("\n" * block.line + source, str(ROOT / self.document), "exec")
