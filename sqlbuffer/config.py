@@ -99,10 +99,12 @@ class PayloadConfig(StrictModel, title="payloads"):
         compression: `zstd` compresses the bytes of arrays, in typed fields and in payloads, if that
             makes them shorter. None does not.
         max_row_bytes: Largest payload of a row in bytes; a larger row is refused.
+        shared_messages: True stores each message of the conversations in `messages` once.
     """
 
     compression: Annotated[Compression | None, BeforeValidator(known_compression)] = None
     max_row_bytes: _Size = MAX_ROW_BYTES
+    shared_messages: _Flag = False
 
 
 class PriorityConfig(StrictModel, title="priorities"):
@@ -206,6 +208,7 @@ class BufferSettings(TypedDict, total=False):
     meta_fields: Mapping[str, Any] | None
     compression: Compression | None
     max_row_bytes: int | None
+    shared_messages: bool | None
     priorities: bool | None
     alpha: float | None
     max_use: int | None

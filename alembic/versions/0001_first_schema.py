@@ -81,6 +81,8 @@ OBJECTS = {
         "trg_v_experiences_delete_v1",
     ),
     "postgresql": (
+        "sqlbuffer_messages_v1",
+        "sqlbuffer_step_messages_v1",
         "step_numbers_v1",
         "chunk_steps_v1",
         "v_windows_v1",
@@ -120,6 +122,9 @@ OBJECTS = {
         "sqlbuffer_after_chunks_v1",
         "trg_chunks_insert_v1",
         "sqlbuffer_keep_parts_v1",
+        "sqlbuffer_find_messages_v1",
+        "sqlbuffer_add_messages_v1",
+        "sqlbuffer_sweep_messages_v1",
         "sqlbuffer_hold_v1",
         "sqlbuffer_lock_v1",
         "sqlbuffer_replace_v1",

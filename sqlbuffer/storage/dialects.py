@@ -476,9 +476,16 @@ class ArrayFields:
         return body
 
 
+_integer_array_fields = ArrayFields(23, ">i4")
 bigint_array_fields = ArrayFields(20, ">i8")
 double_array_fields = ArrayFields(701, ">f8")
 bool_array_fields = ArrayFields(16, "?")
+
+
+def integer_arrays(column: Sequence[Sequence[int] | None]) -> Fields:
+    """Encode lists of 32-bit integers."""
+    arrays = [None if values is None else np.array(values, np.int32) for values in column]
+    return _integer_array_fields(arrays)
 
 
 # Rows of one statement: as many as fit. A statement for each row takes twice as long if it has

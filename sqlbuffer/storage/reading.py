@@ -19,7 +19,7 @@ from sqlbuffer.storage.buffers.open_buffer import (
     WaitingSteps,
     retry_on_disconnect,
 )
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.tables import experiences, messages
 from sqlbuffer.storage.buffers.window import BufferWindow, LiveCount, settled_seq
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.chunks.relations import n_steps
@@ -60,7 +60,7 @@ def _total(table: Any, n_bytes: Any) -> Any:
     return func.coalesce(select(func.sum(n_bytes)).where(of_buffer).scalar_subquery(), 0)
 
 
-_E, _C = experiences.c, chunk_data.c
+_E, _C, _M = experiences.c, chunk_data.c, messages.c
 _SIZE_BYTES = select(
     _total(
         experiences,
@@ -68,6 +68,7 @@ _SIZE_BYTES = select(
         + sum(_length(cast(_E[name], Text)) for name in PAYLOADS),
     )
     + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
+    + _total(messages, _length(cast(_M.content, Text)))
 )
 
 

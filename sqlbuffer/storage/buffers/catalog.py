@@ -83,6 +83,7 @@ HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     "keep_episodes": lambda config: config.episodes.keep_episodes,
     "open_timeout_s": lambda config: config.episodes.open_timeout_s,
     "has_priorities": lambda config: config.priorities.enabled,
+    "has_messages": lambda config: config.payloads.shared_messages,
     "alpha": lambda config: config.priorities.alpha if config.priorities.enabled else None,
     # If rows are leased, the queue counts their uses.
     "has_uses": lambda config: config.sampling.max_use is not None and not config.leases.enabled,

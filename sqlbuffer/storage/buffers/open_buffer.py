@@ -205,6 +205,11 @@ class OpenBuffer:
         return self.layout
 
     @property
+    def shares_messages(self) -> bool:
+        """Whether each message of its conversations is stored once."""
+        return self.info.config.payloads.shared_messages
+
+    @property
     def reading(self) -> "OpenBuffer":
         """The same buffer where it is read, which may be a standby."""
         return self

@@ -16,7 +16,17 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.schema.expressions import random_uuid, utc_now
-from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, UUID, buffer_key, metadata
+from sqlbuffer.storage.schema.metadata import (
+    BYTES,
+    IDS,
+    JSON,
+    KEY,
+    TIME,
+    UUID,
+    buffer_key,
+    flag_column,
+    metadata,
+)
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 
 buffers = Table(
@@ -228,6 +238,12 @@ experiences = Table(
     Column("state", JSON, comment="observation"),
     Column("actions", JSON, comment="the action"),
     Column("messages", JSON, comment="conversation of an LLM agent"),
+    Column(
+        "message_ids",
+        IDS,
+        comment="its messages that are in messages, in order; 0: the one at this place of the "
+        "column messages; null: all are there",
+    ),
     Column("extra", JSON, comment="other values"),
     Column("fields", JSON, comment="declared fields that conditions can use"),
     Column("reward_t", Double, comment="reward of the step"),
@@ -294,6 +310,21 @@ applied_writes = Table(
     ),
     Column("kept_until", TIME, nullable=False, comment="no call looks for the id after this time"),
 )
+
+# Messages of the conversations of a buffer with `shared_messages`, each once.
+messages = Table(
+    "messages",
+    metadata,
+    buffer_key(),
+    Column("id", Integer, primary_key=True, autoincrement=True, comment="number of the message"),
+    Column("hash", BYTES, nullable=False, comment="BLAKE2b of its JSON, 16 bytes"),
+    Column("content", JSON, nullable=False, comment="the message"),
+    Column("last_seq", BigInteger, nullable=False, comment="no step with a greater seq uses it"),
+    UniqueConstraint("buffer_id", "hash"),
+    info={"is_vacuumed": True},
+)
+Index(None, messages.c.buffer_id, messages.c.last_seq)
+flag_column("has_messages", "its steps share messages, which are in messages")
 
 _RIGHTS = "INSERT, UPDATE (version, value, changed_at), DELETE"
 

@@ -304,6 +304,9 @@ def _count_full_blocks(
     statement = "SELECT sqlbuffer_count_rows_v1(%s::integer, %s::bigint)"
     while connection.exec_driver_sql(statement, (buffer_id, end)).scalar_one():
         pass
+    sweep = "SELECT sqlbuffer_sweep_messages_v1(%s::integer)"
+    while connection.exec_driver_sql(sweep, (buffer_id,)).scalar_one():
+        pass
 
 
 settled_seq = by_database(sqlite=_sqlite_settled_seq, postgresql=_postgresql_settled_seq)

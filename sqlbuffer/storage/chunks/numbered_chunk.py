@@ -1,6 +1,7 @@
 """A chunk with its numbers, as it is inserted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, islice
 from types import NoneType
 from typing import Any, NamedTuple
@@ -8,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import PackedChunk, Values
 from sqlbuffer.encoding.columns import reward_array
+from sqlbuffer.storage.messages import share_payloads
 
 _ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one
@@ -187,6 +190,26 @@ def fields_json(fields: dict[str, Values] | None) -> str | None:
         for name, field_values in fields.items()
     )
     return f"{{{','.join(lists)}}}"
+
+
+def share_chunks(
+    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
+) -> list[NumberedChunk]:
+    """Store the messages of chunks; return the chunks with their ids."""
+    steps = [
+        (one.first_seq + place, text)
+        for one in numbered
+        for place, text in enumerate(one.chunk.payloads or ())
+    ]
+    stored = iter(share_payloads(connection, buffer_id, steps))
+    return [
+        one
+        if one.chunk.payloads is None
+        else one._replace(
+            chunk=replace(one.chunk, payloads=list(islice(stored, len(one.chunk.payloads))))
+        )
+        for one in numbered
+    ]
 
 
 def payloads_json(payloads: Sequence[str | None] | None) -> str | None:

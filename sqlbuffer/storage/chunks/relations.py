@@ -32,6 +32,7 @@ from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import chunks, deleted_steps
+from sqlbuffer.storage.messages import IDS, sqlite_messages
 from sqlbuffer.storage.schema.expressions import processed
 
 
@@ -132,7 +133,7 @@ def _sqlite_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
 
 
 # The columns of `experiences` that are not bytes, the chunk, and the place in it.
-_BYTES = ("arrays", "payload_bytes")
+_BYTES = ("arrays", "payload_bytes", "message_ids")
 _TYPES: dict[str, Any] = {
     **{c.name: c.type for c in experiences.columns if c.name not in _BYTES},
     "first_seq": BigInteger(),
@@ -373,6 +374,9 @@ _SAME = (
 _DEFAULTS = "(SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id)"
 
 
+_SHARES = "(SELECT b.has_messages FROM buffers b WHERE b.id = c.buffer_id)"
+
+
 def _common(place: str, time: str) -> dict[str, str]:
     """Return the expressions that both databases share, for a place and the place in `times`."""
     return {
@@ -424,6 +428,10 @@ def _pg_packed(place: str) -> dict[str, str]:
             for name in _FLAGS
         },
         **{name: f"{payload} -> '{name}'" for name in PAYLOADS},
+        "messages": (
+            f"CASE WHEN {_SHARES} THEN sqlbuffer_step_messages_v1(c.buffer_id, {payload}) "
+            f"ELSE {payload} -> 'messages' END"
+        ),
         "fields": (
             f"CASE WHEN c.fields IS NOT NULL THEN coalesce({_DEFAULTS}, '{{}}') || "
             f"(SELECT jsonb_object_agg(f.key, f.value -> {place}) FROM jsonb_each(c.fields) f) "
@@ -462,6 +470,15 @@ def _sqlite_packed(place: str) -> dict[str, str]:
             for name in _FLAGS
         },
         **{name: payload(name) for name in PAYLOADS},
+        "messages": (
+            f"CASE WHEN {_SHARES} AND json_type(d.payloads, {path} || '.{IDS}') IS NOT NULL THEN "
+            + sqlite_messages(
+                "c.buffer_id",
+                f"json_extract(d.payloads, {path} || '.{IDS}')",
+                f"json_extract(d.payloads, {path} || '.messages')",
+            )
+            + f" ELSE {payload('messages')} END"
+        ),
         "fields": (
             f"CASE WHEN {_DEFAULTS} IS NOT NULL THEN json_patch({_DEFAULTS}, coalesce("
             f"CASE WHEN c.fields IS NOT NULL THEN {fields} END, '{{}}')) "

@@ -32,7 +32,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout
-from sqlbuffer.storage.schema.expressions import BooleanList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.expressions import BooleanList, IdList, IntegerList, RealList, listed
 from sqlbuffer.storage.schema.metadata import OVERLAYS
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
@@ -96,6 +96,7 @@ def converted(values: list[Any], form: str, source: str, target: str) -> list[An
 _POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
 # Form of a column by its type on PostgreSQL; the first match counts.
 _FORMS: tuple[tuple[type[Any], str], ...] = (
+    (IdList, "ids"),
     (IntegerList, "integers"),
     (RealList, "reals"),
     (BooleanList, "flags"),

@@ -26,6 +26,7 @@ from sqlbuffer.storage.dialects import (
     double_field,
     fields_of,
     id_array,
+    integer_arrays,
     integer_field,
     jsonb_field,
     rows_of,
@@ -155,6 +156,7 @@ _ENCODE: dict[str, Callable[[list[Any]], Fields]] = {
     "bytes": _encoder_of_values(bytes_field),
     "integers": _encoder_of_lists(bigint_array_fields, "i8"),
     "reals": _encoder_of_lists(double_array_fields, "f8"),
+    "ids": integer_arrays,
     "flags": _encoder_of_lists(bool_array_fields, "?"),
 }
 

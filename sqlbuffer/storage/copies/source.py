@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -44,6 +45,7 @@ from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.holds import HOLD_S, Hold
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.marks import late_values
+from sqlbuffer.storage.messages import IDS, whole_lists, whole_payloads
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
 from sqlbuffer.storage.schema.expressions import listed, utc_time
@@ -348,7 +350,8 @@ class CopySource:
         flags = self._flags(connection)
         for table in (*step_tables(self._steps), *overlay_tables()):
             if table.flag is None:
-                batch.tables.append(read_rows(connection, table, self._id, begin, end))
+                rows = read_rows(connection, table, self._id, begin, end)
+                batch.tables.append(self._whole(connection, rows))
             elif flags[table.flag]:
                 batch.tables.append(read_rows(connection, table, self._id, low, end))
         batch.n_steps = batch.n_read = self._n_steps(batch, low)
@@ -359,6 +362,21 @@ class CopySource:
             seqs = connection.scalars(select(steps.c.seq).where(where))
             batch.keep(set(seqs))
         return batch
+
+    def _whole(self, connection: Connection, rows: TableRows) -> TableRows:
+        """Return rows with whole messages in place of ids."""
+        values = rows.values
+        if "payloads" in values:
+            whole = whole_payloads(connection, self._id, values["payloads"])
+            return replace(rows, values={**values, "payloads": whole})
+        if IDS not in values:
+            return rows
+        ids = [listed(numbers) for numbers in values[IDS]]
+        shared = [i for i, numbers in enumerate(ids) if numbers]
+        whole = whole_lists(connection, self._id, [(ids[i], values["messages"][i]) for i in shared])
+        for i, text in zip(shared, whole, strict=True):
+            values["messages"][i] = text
+        return rows.without(IDS)
 
     def _n_steps(self, batch: StepBatch, low: int) -> int:
         """Return the number of steps of a batch above a number."""

@@ -11,6 +11,7 @@ from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import insert_columns
+from sqlbuffer.storage.messages import IDS
 from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.payload_parts import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -84,6 +85,8 @@ def write_rows(connection: Connection, buffer_id: int, rows: TableRows) -> None:
     if rows.table.is_keyed:
         columns["key"] = [buffer_id << NUMBER_BITS | number for number in rows.numbers]
     columns.update(rows.values)
+    if IDS in columns:
+        columns[IDS] = [None if ids is None else json.dumps(ids) for ids in columns[IDS]]
     quoted = {f'"{name}"': values for name, values in columns.items()}
     large = [
         name

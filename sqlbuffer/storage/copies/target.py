@@ -36,7 +36,7 @@ from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
 from sqlbuffer.storage.copies.parts import (
@@ -60,6 +60,7 @@ from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.documents import add_documents
 from sqlbuffer.storage.episodes import episode_ids, episodes, session_ids
 from sqlbuffer.storage.holds import Hold
+from sqlbuffer.storage.messages import IDS, share, share_lists
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.rollout_stats import add_up
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, layout_of
@@ -432,7 +433,24 @@ class CopyTarget:
 
     def write_rows(self, connection: Connection, rows: TableRows) -> None:
         """Write rows of a table, given in the form of their source database."""
-        write_rows(connection, self._id, self._converted(rows))
+        write_rows(connection, self._id, self._shared(connection, self._converted(rows)))
+
+    def _shared(self, connection: Connection, rows: TableRows) -> TableRows:
+        """Return rows with the ids of shared messages, if the buffer shares them."""
+        if not self.buffer.shares_messages or not len(rows):
+            return rows
+        values, numbers = dict(rows.values), rows.numbers
+        if "payloads" in values:
+            values["payloads"] = share_lists(connection, self._id, numbers, values["payloads"])
+        elif "messages" in values:
+            texts = zip(numbers, values["messages"], strict=True)
+            lists = share(connection, self._id, texts)
+            values["messages"] = [
+                text if one is None else one.own
+                for text, one in zip(values["messages"], lists, strict=True)
+            ]
+            values[IDS] = [None if one is None else one.ids for one in lists]
+        return TableRows(rows.table, values)
 
     def refuse_others(self, connection: Connection) -> None:
         """Refuse other writers again, after `advance`."""
@@ -697,6 +715,8 @@ class ImportTarget:
                 placed, episode_numbers, session_numbers, strict=True
             )
         ]
+        if self.buffer.shares_messages:
+            numbered = share_chunks(connection, self._id, numbered)
         _insert_chunks(connection, self._id, numbered)
 
     def _time(self, time: datetime | None) -> Any:

@@ -25,7 +25,7 @@ from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW
 from sqlbuffer.storage.changes import Kind, log_change
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
 from sqlbuffer.storage.copies.parts import (
@@ -554,9 +554,17 @@ class MergeTarget:
         if ids:
             held_ids(connection, self._id, list(ids.values()))  # frees those of gone steps
             insert_ids(connection, self._id, ids)
-        insert_numbered(connection, self._id, numbered)
+        insert_numbered(connection, self._id, self._shared(connection, numbered))
         after_chunks(connection, self._id, numbered)
         return stored
+
+    def _shared(
+        self, connection: Connection, numbered: Sequence[NumberedChunk]
+    ) -> Sequence[NumberedChunk]:
+        """Return chunks with the ids of shared messages, if the buffer shares them."""
+        if not self.buffer.shares_messages:
+            return numbered
+        return share_chunks(connection, self._id, numbered)
 
     def _insert_rows(
         self,
@@ -583,6 +591,7 @@ class MergeTarget:
             session_ids(connection, self._id, records),
             reserved.priority,
             guarded=False,
+            shares_messages=self.buffer.shares_messages,
         )
         stored = _Stored()
         for row, number, seq in zip(rows, numbers, reserved.seqs, strict=True):

@@ -31,6 +31,7 @@ from sqlbuffer.query.tree import Field, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import buffers, sessions
 from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import value_of
+from sqlbuffer.storage.messages import whole_json
 from sqlbuffer.storage.schema.expressions import (
     IntegerList,
     KeyList,
@@ -168,7 +169,7 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     if field.is_labelled:
         return value_of(column, table)
     stored: ColumnElement[Any] = table.c[column]
-    return stored
+    return whole_json(table) if column == "messages" else stored
 
 
 def _is_view(table: Table) -> bool:

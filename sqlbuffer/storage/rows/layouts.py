@@ -33,6 +33,7 @@ from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects import by_database, number_array, number_list
 from sqlbuffer.storage.episodes import EpisodeKey
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
+from sqlbuffer.storage.messages import whole_payloads
 from sqlbuffer.storage.schema.expressions import unindexed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number, is_numbered
 
@@ -294,6 +295,8 @@ def read_rows(
     runs_at = runs_of(seqs, _GAP)
     slices = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
     runs = _Runs._make(zip(*slices, strict=True) if slices else [()] * len(_Runs._fields))
+    if "messages" in columns:
+        runs = runs._replace(payloads=whole_payloads(connection, buffer_id, runs.payloads))
     rows = list(zip(*_columns(runs, columns, parts), strict=True))
     wanted_seqs = frozenset(seqs)
     if sum(n for _, n in runs_at) > len(wanted_seqs):

@@ -37,6 +37,7 @@ from sqlbuffer.storage.eligibility import (
 )
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
+from sqlbuffer.storage.messages import whole_column
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout, layout_of, steps_of
 from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, one_of_keys, unindexed
@@ -80,6 +81,8 @@ def _column(name: str, steps: Any) -> ColumnElement[Any]:
         return select(sessions.c.key).where(sessions.c.id == step.session_id).scalar_subquery()
     if name not in step:  # bytes of steps in chunks
         return null()
+    if name == "messages":
+        return cast(whole_column(steps), Text)
     stored: ColumnElement[Any] = step[name]
     # As text, with any JSON loader of the driver.
     return cast(stored, Text) if name in _JSON_COLUMNS else stored

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Double,
     Executable,
     Float,
+    Integer,
     Numeric,
     Select,
     Text,
@@ -104,6 +105,13 @@ class IntegerList(_List):
     """A list of 64-bit integers."""
 
     item = BigInteger()
+    cache_ok = True
+
+
+class IdList(_List):
+    """A list of 32-bit integers."""
+
+    item = Integer()
     cache_ok = True
 
 

@@ -33,6 +33,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.schema.expressions import (
     BooleanList,
+    IdList,
     IntegerList,
     RealList,
     TransactionId,
@@ -60,6 +61,7 @@ SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 XID = BigInteger().with_variant(TransactionId(), "postgresql")
 BYTES = LargeBinary()
 SEQS = IntegerList()
+IDS = IdList()
 REALS = RealList()
 FLAGS = BooleanList()
 

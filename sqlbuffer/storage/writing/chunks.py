@@ -30,7 +30,7 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import UniqueViolation, episode_ended
 from sqlbuffer.storage.dialects import by_database
@@ -45,6 +45,7 @@ from sqlbuffer.storage.episodes import (
     session_ids,
 )
 from sqlbuffer.storage.flow import Pacer
+from sqlbuffer.storage.messages import whole_payloads
 from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.writing.inserts import after_chunks, reserve_steps
 
@@ -120,8 +121,13 @@ class StoredChunk(NamedTuple):
 
 def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> list[StoredChunk]:
     """Return the chunks of a buffer that match."""
-    rows = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
-    return [StoredChunk(row["first_seq"], chunk_of(dict(row))) for row in rows.mappings()]
+    statement = _CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions)
+    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    whole = whole_payloads(connection, buffer_id, [row["payloads"] for row in rows])
+    return [
+        StoredChunk(row["first_seq"], chunk_of({**row, "payloads": payloads}))
+        for row, payloads in zip(rows, whole, strict=True)
+    ]
 
 
 def chunk_of(row: Mapping[str, Any]) -> PackedChunk:
@@ -470,7 +476,7 @@ class _Insertion:
 
     def __init__(self, connection: Connection, buffer: OpenBuffer, batch: ChunkBatch) -> None:
         self._connection, self._batch, self._buffer_id = connection, batch, buffer.info.id
-        self._chunks = batch.chunks
+        self._chunks, self._shares_messages = batch.chunks, buffer.shares_messages
         self._outcomes = StepOutcomes(buffer.layout, batch.chunks, batch.ignore)
         self._held = HeldSteps(connection, self._buffer_id)
         # Episodes that this transaction has made: no other one sees them.
@@ -518,6 +524,8 @@ class _Insertion:
             if self._insert_ids(numbered):
                 numbered = self._appended(numbered)
                 self._outcomes.number(first_seq)
+                if self._shares_messages:
+                    numbered = share_chunks(self._connection, self._buffer_id, numbered)
                 insert_numbered(self._connection, self._buffer_id, numbered)
                 after_chunks(self._connection, self._buffer_id, numbered)
                 return

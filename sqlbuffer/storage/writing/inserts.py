@@ -29,6 +29,7 @@ from sqlbuffer.storage.dialects import (
     fields_of,
     id_array,
     insert_columns,
+    integer_arrays,
     integer_field,
     jsonb_field,
     real_array,
@@ -37,6 +38,7 @@ from sqlbuffer.storage.dialects import (
 )
 from sqlbuffer.storage.episodes import LastStep, sqlite_settle_episodes
 from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.messages import share
 from sqlbuffer.storage.retention.eviction import sqlite_evict
 from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
 from sqlbuffer.storage.rows.removal import remove_rows
@@ -188,14 +190,15 @@ def _sqlite_insert_records(
     priority: float | None = None,
     *,
     guarded: bool = True,
+    shares_messages: bool = False,
 ) -> None:
     """Write records under their numbers; `priority` is for records without a given one.
 
     There is no savepoint: inside one each row's trigger reads the journal in memory from its start.
     10,000 rows in a full buffer then take six times as long.
     """
-    records = places.records
     places.make_room(connection, buffer_id)
+    records, message_ids = _messages_of(connection, buffer_id, seqs, places, shares_messages)
     fields = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
     columns: dict[str, Sequence[Any]] = {
         "key": [buffer_id << NUMBER_BITS | seq for seq in seqs],
@@ -204,6 +207,7 @@ def _sqlite_insert_records(
         "episode_id": episode_ids,
         "session_id": session_ids,
         **{name: values for name, values in fields.items() if not name.endswith("_key")},
+        "message_ids": [None if ids is None else json.dumps(ids) for ids in message_ids or ()],
         "initial_priority": [priority if p is None else p for p in fields["initial_priority"]],
     }
     n_bytes = sum(
@@ -241,6 +245,7 @@ _COPY_COLUMNS = ", ".join(
     ["buffer_id", "seq", "episode_id", "session_id", *_ENCODE, "initial_priority"]
 )
 _COPY = f"COPY experiences ({_COPY_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+_COPY_SHARED = f"COPY experiences ({_COPY_COLUMNS}, message_ids) FROM STDIN (FORMAT BINARY)"
 _ROW_HEAD = struct.Struct(">hii")
 _RESERVE_STEPS = (
     "SELECT first_seq, priority FROM sqlbuffer_reserve_steps_v1(%s::integer, %s::bigint, "
@@ -307,13 +312,33 @@ def _postgresql_insert_records(
     priority: float | None = None,
     *,
     guarded: bool = True,
+    shares_messages: bool = False,
 ) -> None:
     """Write records under their numbers; `priority` is for records without a given one."""
-    rows = copied_rows(buffer_id, seqs, places.records, episode_ids, session_ids, priority)
     with savepoint(connection) if guarded else nullcontext():
         places.make_room(connection, buffer_id)
-        with driver_of(connection).cursor() as cursor, cursor.copy(_COPY) as copy:
+        records, message_ids = _messages_of(connection, buffer_id, seqs, places, shares_messages)
+        rows = copied_rows(
+            buffer_id, seqs, records, episode_ids, session_ids, priority, message_ids
+        )
+        statement = _COPY if message_ids is None else _COPY_SHARED
+        with driver_of(connection).cursor() as cursor, cursor.copy(statement) as copy:
             copy.write(b"".join([HEADER, rows, TRAILER]))
+
+
+def _messages_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], places: RowPlaces, shares: bool
+) -> tuple[Sequence[Record], list[list[int] | None] | None]:
+    """Return records as they are stored, and the ids of their messages where these are shared."""
+    if not shares:
+        return places.records, None
+    texts = [record.messages for record in places.records]
+    lists = share(connection, buffer_id, zip(seqs, texts, strict=True))
+    records = [
+        record if one is None else record._replace(messages=one.own)
+        for record, one in zip(places.records, lists, strict=True)
+    ]
+    return records, [None if one is None else one.ids for one in lists]
 
 
 def copied_rows(
@@ -323,8 +348,9 @@ def copied_rows(
     episode_ids: Sequence[int | None],
     session_ids: Sequence[int | None],
     priority: float | None = None,
+    message_ids: Sequence[Sequence[int] | None] | None = None,
 ) -> bytes:
-    """Return the body of a COPY."""
+    """Return the body of a COPY; with `message_ids`, of `_COPY_SHARED`."""
     values = list(zip(*records, strict=True))
     priorities = values[_PRIORITY]
     columns = [
@@ -340,6 +366,8 @@ def copied_rows(
             double_field,
         ),
     ]
+    if message_ids is not None:
+        columns.append(integer_arrays(message_ids))
     return rows_of(len(records), _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id), columns)
 
 

@@ -133,6 +133,7 @@ def insert_batch(
                 session_ids(connection, buffer_id, new_records),
                 reserved.priority,
                 guarded=guarded,
+                shares_messages=buffer.shares_messages,
             )
             payloads.insert(connection, zip(seqs, new_records, strict=True))
             break

@@ -12,7 +12,8 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     c.episode_id, c.t + n.place AS t, c.session_id,
     d.payloads -> n.place -> 'state' AS state,
     d.payloads -> n.place -> 'actions' AS actions,
-    d.payloads -> n.place -> 'messages' AS messages,
+    CASE WHEN (SELECT b.has_messages FROM buffers b WHERE b.id = c.buffer_id) THEN sqlbuffer_step_messages_v1(c.buffer_id, d.payloads -> n.place)
+        ELSE d.payloads -> n.place -> 'messages' END AS messages,
     d.payloads -> n.place -> 'extra' AS extra,
     CASE WHEN y.seq IS NOT NULL THEN y.fields
         WHEN c.fields IS NOT NULL THEN coalesce((SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id), '{}') || (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f)

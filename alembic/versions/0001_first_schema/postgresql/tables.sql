@@ -36,6 +36,7 @@ CREATE TABLE buffers (
     has_queue BOOLEAN DEFAULT false NOT NULL,
     has_priorities BOOLEAN DEFAULT false NOT NULL,
     has_parts BOOLEAN DEFAULT false NOT NULL,
+    has_messages BOOLEAN DEFAULT false NOT NULL,
     has_changes BOOLEAN DEFAULT false NOT NULL,
     has_chunks BOOLEAN DEFAULT false NOT NULL,
     has_step_ids BOOLEAN DEFAULT false NOT NULL,
@@ -86,6 +87,7 @@ COMMENT ON COLUMN buffers.has_labels IS 'rows may have rows in labels and label_
 COMMENT ON COLUMN buffers.has_queue IS 'rows may have a row in queue_items';
 COMMENT ON COLUMN buffers.has_priorities IS 'rows may have a row in priorities';
 COMMENT ON COLUMN buffers.has_parts IS 'rows may have rows in payload_parts';
+COMMENT ON COLUMN buffers.has_messages IS 'its steps share messages, which are in messages';
 COMMENT ON COLUMN buffers.has_changes IS 'rows may have a row in payload_changes';
 COMMENT ON COLUMN buffers.has_chunks IS 'its steps are in chunks, and not in experiences';
 COMMENT ON COLUMN buffers.has_step_ids IS 'steps of chunks may have a row in step_ids';
@@ -110,6 +112,7 @@ CREATE TABLE experiences (
     state JSONB,
     actions JSONB,
     messages JSONB,
+    message_ids INTEGER[],
     extra JSONB,
     fields JSONB,
     reward_t DOUBLE PRECISION,
@@ -143,6 +146,7 @@ COMMENT ON COLUMN experiences.session_id IS 'key of the session in sessions';
 COMMENT ON COLUMN experiences.state IS 'observation';
 COMMENT ON COLUMN experiences.actions IS 'the action';
 COMMENT ON COLUMN experiences.messages IS 'conversation of an LLM agent';
+COMMENT ON COLUMN experiences.message_ids IS 'its messages that are in messages, in order; 0: the one at this place of the column messages; null: all are there';
 COMMENT ON COLUMN experiences.extra IS 'other values';
 COMMENT ON COLUMN experiences.fields IS 'declared fields that conditions can use';
 COMMENT ON COLUMN experiences.reward_t IS 'reward of the step';
@@ -711,6 +715,22 @@ COMMENT ON COLUMN quarantine.seq IS 'the experience';
 COMMENT ON COLUMN quarantine.reason IS 'reason why it is not sampled';
 COMMENT ON COLUMN quarantine.quarantined_at IS 'time of the quarantine';
 
+CREATE TABLE messages (
+    buffer_id INTEGER NOT NULL,
+    id SERIAL NOT NULL,
+    hash BYTEA NOT NULL,
+    content JSONB NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
+    CONSTRAINT uq_messages_buffer_id_hash UNIQUE (buffer_id, hash)
+);
+CREATE INDEX ix_messages_buffer_id_last_seq ON messages (buffer_id, last_seq);
+COMMENT ON COLUMN messages.buffer_id IS 'the buffer';
+COMMENT ON COLUMN messages.id IS 'number of the message';
+COMMENT ON COLUMN messages.hash IS 'BLAKE2b of its JSON, 16 bytes';
+COMMENT ON COLUMN messages.content IS 'the message';
+COMMENT ON COLUMN messages.last_seq IS 'no step with a greater seq uses it';
+
 CREATE TABLE payload_parts (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
@@ -1005,6 +1025,8 @@ ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN rewards SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN records SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN payload_arrays SET STORAGE EXTERNAL;
+-- A server may be built without lz4.
+DO $$ BEGIN ALTER TABLE messages ALTER COLUMN content SET COMPRESSION lz4; EXCEPTION WHEN feature_not_supported THEN NULL; END $$;
 ALTER TABLE chunks ALTER COLUMN times SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN reward_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN adv_t SET STORAGE EXTERNAL;
@@ -1060,6 +1082,7 @@ ALTER TABLE labels ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE label_history ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE quarantine ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_parts ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE messages ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;

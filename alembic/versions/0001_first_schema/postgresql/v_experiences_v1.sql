@@ -10,7 +10,8 @@ SELECT w.buffer, e.seq, e.seq AS first_seq, e.id, e.task_id, e.task_name, e.agen
     CASE WHEN w.has_labels THEN coalesce((SELECT l.adv_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.adv_t) ELSE e.adv_t END AS advantage,
     CASE WHEN w.has_labels THEN coalesce((SELECT l.v_t FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.v_t) ELSE e.v_t END AS value,
     e.terminated, e.truncated,
-    e.model_version, s.key AS session_id, e.state, e.actions, e.messages,
+    e.model_version, s.key AS session_id, e.state, e.actions,
+    CASE WHEN e.message_ids IS NULL THEN e.messages ELSE sqlbuffer_messages_v1(e.buffer_id, e.message_ids, e.messages)::jsonb END AS messages,
     CASE
         WHEN w.has_labels THEN coalesce(
             (SELECT CASE WHEN l.extra -> '$none' IS NULL THEN l.extra - '$reals' END FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq),
@@ -34,7 +35,7 @@ LEFT JOIN sessions s ON s.id = e.session_id
 UNION ALL
 (
 WITH w AS MATERIALIZED (
-    SELECT v.buffer_id, v.buffer, v.low_seq, v.has_labels, b.has_deleted, b.has_step_ids, b.field_defaults,
+    SELECT v.buffer_id, v.buffer, v.low_seq, v.has_labels, b.has_deleted, b.has_step_ids, b.has_messages, b.field_defaults,
         EXISTS (SELECT 1 FROM replaced_steps y WHERE y.buffer_id = b.id) AS has_replaced
     FROM v_windows v
     JOIN buffers b ON b.id = v.buffer_id
@@ -54,7 +55,8 @@ SELECT w.buffer, c.first_seq + n.place, c.first_seq,
     CASE WHEN w.has_labels THEN coalesce((SELECT l.v_t FROM labels l WHERE l.buffer_id = c.buffer_id AND l.seq = c.first_seq + n.place), c.v_t[n.place + 1]) ELSE c.v_t[n.place + 1] END,
     o.terminated, o.truncated,
     c.model_version, s.key,
-    d.payloads -> n.place -> 'state', d.payloads -> n.place -> 'actions', d.payloads -> n.place -> 'messages',
+    d.payloads -> n.place -> 'state', d.payloads -> n.place -> 'actions',
+    CASE WHEN w.has_messages THEN sqlbuffer_step_messages_v1(w.buffer_id, d.payloads -> n.place) ELSE d.payloads -> n.place -> 'messages' END,
     CASE WHEN y.extra -> '$none' IS NULL THEN y.extra - '$reals' END,
     CASE
         WHEN w.has_labels THEN nullif(

@@ -14,7 +14,11 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     c.episode_id, c.t + n.place AS t, c.session_id,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.state'), 7, length(json_extract(d.payloads, '$.none', n.path || '.state')) - 7), 'null') END AS state,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
-    CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
+    CASE WHEN d.payloads IS NULL THEN NULL
+        WHEN (SELECT b.has_messages FROM buffers b WHERE b.id = c.buffer_id) AND json_type(d.payloads, n.path || '.message_ids') IS NOT NULL THEN
+        (SELECT '[' || coalesce(group_concat(CASE i.value WHEN 0 THEN substr(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || i."key" || ']'), 7, length(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || i."key" || ']')) - 7)
+        ELSE coalesce((SELECT m.content FROM messages m WHERE m.buffer_id = c.buffer_id AND m.id = i.value), 'null') END), '') || ']' FROM json_each(json_extract(d.payloads, n.path || '.message_ids')) i)
+        ELSE nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
     json_extract(d.payloads, n.path || '.extra') AS extra,
     CASE WHEN y.seq IS NOT NULL THEN y.fields
         WHEN (SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id) IS NOT NULL THEN json_patch((SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id), coalesce(CASE WHEN c.fields IS NOT NULL THEN

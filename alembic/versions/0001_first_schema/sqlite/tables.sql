@@ -36,6 +36,7 @@ CREATE TABLE buffers (
     has_queue BOOLEAN DEFAULT 0 NOT NULL,
     has_priorities BOOLEAN DEFAULT 0 NOT NULL,
     has_parts BOOLEAN DEFAULT 0 NOT NULL,
+    has_messages BOOLEAN DEFAULT 0 NOT NULL,
     has_changes BOOLEAN DEFAULT 0 NOT NULL,
     has_chunks BOOLEAN DEFAULT 0 NOT NULL,
     has_step_ids BOOLEAN DEFAULT 0 NOT NULL,
@@ -66,6 +67,7 @@ CREATE TABLE experiences (
     state TEXT,
     actions TEXT,
     messages TEXT,
+    message_ids TEXT,
     extra TEXT,
     fields TEXT,
     reward_t DOUBLE,
@@ -435,6 +437,17 @@ CREATE TABLE quarantine (
     quarantined_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     CONSTRAINT pk_quarantine PRIMARY KEY (buffer_id, seq)
 ) WITHOUT ROWID;
+
+CREATE TABLE messages (
+    buffer_id INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    content TEXT NOT NULL,
+    last_seq BIGINT NOT NULL,
+    CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
+    CONSTRAINT uq_messages_buffer_id_hash UNIQUE (buffer_id, hash)
+);
+CREATE INDEX ix_messages_buffer_id_last_seq ON messages (buffer_id, last_seq);
 
 CREATE TABLE payload_parts (
     buffer_id INTEGER NOT NULL,

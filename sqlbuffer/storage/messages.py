@@ -1,0 +1,363 @@
+"""Messages of conversations that are stored once: written as ids, and read whole.
+
+A step of a buffer with `shared_messages` has the ids of its messages in place of their text. The id
+0 stands for a message that refers to array bytes of the step, and stays in it.
+
+No message is removed while a step uses it. `last_seq` is at least the number of each step that uses
+the message. A write that would pass it moves it half a window ahead, so a message that all writers
+use is changed twice in a window, and no writer waits for another one.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Text, cast
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.codec.plain_values import dumps
+from sqlbuffer.query.selected_fields import references
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.schema.expressions import processed
+from sqlbuffer.storage.schema.metadata import JSON
+
+# Key of the list of ids in the JSON of a step of a chunk.
+IDS = "message_ids"
+_HASH_BYTES = 16
+_AT_ONCE = 500
+# Rows of half a window, where the buffer has no limit.
+_HALF = "(SELECT max(coalesce(max_capacity, 131072) / 2, 1) FROM buffers WHERE id = :id)"
+
+
+class whole_messages(FunctionElement[str]):
+    """The JSON of the messages of a row, as text: `whole_messages(buffer_id, ids, messages)`."""
+
+    inherit_cache = True
+    type = Text()
+
+
+@compiles(whole_messages, "postgresql")
+def _pg_whole_messages(element: whole_messages, compiler: Any, **kw: Any) -> str:
+    buffer_id, ids, own = processed(element, compiler, kw)
+    return (
+        f"CASE WHEN {ids} IS NULL THEN CAST({own} AS text) "
+        f"ELSE sqlbuffer_messages_v1({buffer_id}, {ids}, {own}) END"
+    )
+
+
+@compiles(whole_messages, "sqlite")
+def _sqlite_whole_messages(element: whole_messages, compiler: Any, **kw: Any) -> str:
+    buffer_id, ids, own = processed(element, compiler, kw)
+    return f"CASE WHEN {ids} IS NULL THEN {own} ELSE {sqlite_messages(buffer_id, ids, own)} END"
+
+
+def sqlite_messages(buffer_id: str, ids: str, own: str) -> str:
+    """Return SQL for the messages of a step.
+
+    Args:
+        buffer_id: SQL for the buffer.
+        ids: SQL for the list of ids.
+        own: SQL for the list with the messages whose id is 0.
+    """
+    # For two paths json_extract returns a list, whose text has each value as it is stored.
+    pair = f"json_extract({own}, '$.none', '$[' || i.key || ']')"
+    return f"""(SELECT '[' || coalesce(group_concat(
+        CASE i.value WHEN 0 THEN substr({pair}, 7, length({pair}) - 7) ELSE coalesce((
+            SELECT m.content FROM messages m WHERE m.buffer_id = {buffer_id} AND m.id = i.value
+        ), 'null') END), '') || ']' FROM json_each({ids}) i)"""
+
+
+def whole_column(steps: Any) -> Any:
+    """Return the messages of the steps of a table, as text or as JSON."""
+    columns = steps.c
+    if IDS not in columns:
+        return columns.messages
+    return whole_messages(columns.buffer_id, columns.message_ids, columns.messages)
+
+
+def whole_json(steps: Any) -> Any:
+    """Return the messages of the steps of a table as JSON."""
+    whole = whole_column(steps)
+    return cast(whole, JSON) if IDS in steps.c else whole
+
+
+class _Part(NamedTuple):
+    """The JSON of a message, and its hash; None if it stays in its step."""
+
+    text: str
+    hash: bytes | None
+
+
+def _part(message: Any) -> _Part:
+    text = dumps(message)
+    if '"$' in text and next(references(message), None) is not None:
+        return _Part(text, None)
+    return _Part(text, blake2b(text.encode(), digest_size=_HASH_BYTES).digest())
+
+
+class _Splitter:
+    """Splits lists of messages; of a list that begins like the last one, only the rest is read."""
+
+    def __init__(self) -> None:
+        self._text, self._parts = "[]", list[_Part]()
+
+    def parts(self, text: str) -> list[_Part] | None:
+        """Return the messages; None for a text that is not a list, or has values of others."""
+        head = self._text[:-1]
+        continues = self._parts and text.startswith(head) and text[len(head)] == ","
+        try:
+            more = orjson.loads("[" + text[len(head) + 1 :] if continues else text)
+        except orjson.JSONDecodeError:  # a number that JSON does not have
+            return None
+        if not isinstance(more, list):
+            return None
+        parts = [*self._parts, *map(_part, more)] if continues else list(map(_part, more))
+        self._text, self._parts = text, parts
+        return parts
+
+
+class SharedList(NamedTuple):
+    """A list of messages as it is stored.
+
+    Attributes:
+        ids: The id of each message.
+        own: JSON of a list with the messages whose id is 0, and null for the others; None if there
+            are no such ones.
+    """
+
+    ids: list[int]
+    own: str | None
+
+
+def share(
+    connection: Connection, buffer_id: int, lists: Iterable[tuple[int, str | None]]
+) -> list[SharedList | None]:
+    """Store the messages of steps.
+
+    Args:
+        connection: The transaction that stores the steps.
+        buffer_id: The buffer.
+        lists: Number of each step, and the JSON of its messages.
+
+    Returns:
+        The lists as they are stored; None for one that stays as it is.
+    """
+    splitter, high = _Splitter(), 0
+    texts: dict[bytes, str] = {}
+    split: list[list[_Part] | None] = []
+    for seq, text in lists:
+        parts = None if text is None else splitter.parts(text)
+        if parts is not None:
+            high = max(high, seq)
+            texts.update((part.hash, part.text) for part in parts if part.hash is not None)
+        split.append(parts)
+    ids = _ids_of(connection, buffer_id, texts, high) if texts else {}
+    return [None if not parts else _shared(parts, ids) for parts in split]
+
+
+def _shared(parts: Sequence[_Part], ids: Mapping[bytes | None, int]) -> SharedList | None:
+    numbers = [ids.get(part.hash, 0) for part in parts]
+    if not any(numbers):
+        return None
+    if 0 not in numbers:
+        return SharedList(numbers, None)
+    own = (text if hash_ is None else "null" for text, hash_ in parts)
+    return SharedList(numbers, f"[{','.join(own)}]")
+
+
+def share_payloads(
+    connection: Connection, buffer_id: int, payloads: Sequence[tuple[int, str | None]]
+) -> list[str | None]:
+    """Store the messages of steps of chunks; return their JSON as it is stored.
+
+    Args:
+        connection: The transaction that stores the steps.
+        buffer_id: The buffer.
+        payloads: Number of each step, and its JSON.
+    """
+    trees = [_tree(text) for _, text in payloads]
+    lists = [None if tree is None else dumps(tree["messages"]) for tree in trees]
+    numbers = (seq for seq, _ in payloads)
+    shared = share(connection, buffer_id, zip(numbers, lists, strict=True))
+    stored = []
+    for (_, text), tree, one in zip(payloads, trees, shared, strict=True):
+        if one is not None and tree is not None:
+            del tree["messages"]
+            if one.own is not None:
+                tree["messages"] = orjson.loads(one.own)
+            tree[IDS] = one.ids
+            text = dumps(tree)
+        stored.append(text)
+    return stored
+
+
+def share_lists(
+    connection: Connection, buffer_id: int, first_seqs: Sequence[int], chunks: Sequence[str | None]
+) -> list[str | None]:
+    """Store the messages of chunks; return the JSON of each chunk as it is stored.
+
+    Args:
+        connection: The transaction that stores the chunks.
+        buffer_id: The buffer.
+        first_seqs: Number of the first step of each chunk.
+        chunks: For each chunk a list of the JSON of its steps.
+    """
+    trees = [None if text is None else orjson.loads(text) for text in chunks]
+    steps = [
+        (first + place, None if step is None else dumps(step))
+        for first, tree in zip(first_seqs, trees, strict=True)
+        for place, step in enumerate(tree or ())
+    ]
+    stored = iter(share_payloads(connection, buffer_id, steps))
+    return [
+        None if tree is None else f"[{','.join(next(stored) or 'null' for _ in tree)}]"
+        for tree in trees
+    ]
+
+
+def _tree(text: str | None) -> dict[str, Any] | None:
+    if text is None or '"messages":' not in text:
+        return None
+    try:
+        tree: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return tree if isinstance(tree.get("messages"), list) else None
+
+
+def whole_lists(
+    connection: Connection, buffer_id: int, stored: Sequence[tuple[Sequence[int], str | None]]
+) -> list[str]:
+    """Return the JSON of lists of messages: `ids` and `own` of each `SharedList`."""
+    contents = _contents(connection, buffer_id, {id_ for ids, _ in stored for id_ in ids if id_})
+    return [_whole(contents, ids, own) for ids, own in stored]
+
+
+def _whole(contents: Mapping[int, str], ids: Sequence[int], own: str | None) -> str:
+    kept = [] if own is None else orjson.loads(own)
+    texts = (
+        contents.get(id_, "null") if id_ else dumps(kept[place]) for place, id_ in enumerate(ids)
+    )
+    return f"[{','.join(texts)}]"
+
+
+def whole_payloads(
+    connection: Connection, buffer_id: int, payloads: Sequence[str | None]
+) -> list[str | None]:
+    """Return the JSON of chunks, each a list with the JSON of its steps, with whole messages."""
+    trees = {
+        i: orjson.loads(text) for i, text in enumerate(payloads) if text is not None and IDS in text
+    }
+    steps = [
+        step for tree in trees.values() for step in tree if isinstance(step, dict) and IDS in step
+    ]
+    contents = _contents(connection, buffer_id, {id_ for step in steps for id_ in step[IDS] if id_})
+    for step in steps:
+        kept = step.get("messages")
+        step["messages"] = [
+            orjson.Fragment(contents.get(id_, "null")) if id_ else kept[place]
+            for place, id_ in enumerate(step.pop(IDS))
+        ]
+    return [dumps(trees[i]) if i in trees else text for i, text in enumerate(payloads)]
+
+
+def _sqlite_contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
+    statement = (
+        "SELECT id, content FROM messages "
+        "WHERE buffer_id = ? AND id IN (SELECT value FROM json_each(?))"
+    )
+    values = (buffer_id, orjson.dumps(sorted(ids)).decode())
+    return dict(driver_of(connection).execute(statement, values).fetchall())
+
+
+def _postgresql_contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
+    statement = (
+        "SELECT w.id, m.content FROM unnest(%s::integer[]) AS w(id) CROSS JOIN LATERAL ("
+        "SELECT k.content::text FROM messages k WHERE k.buffer_id = %s AND k.id = w.id LIMIT 1) m"
+    )
+    return dict(driver_of(connection).execute(statement, (sorted(ids), buffer_id)).fetchall())
+
+
+def _sqlite_ids_of(
+    connection: Connection, buffer_id: int, texts: Mapping[bytes, str], high: int
+) -> dict[bytes, int]:
+    driver = driver_of(connection)
+    _sqlite_sweep(driver, buffer_id)
+    hashes, ids, old = list(texts), dict[bytes, int](), list[int]()
+    for start in range(0, len(hashes), _AT_ONCE):
+        some = hashes[start : start + _AT_ONCE]
+        statement = (
+            "SELECT hash, id, last_seq FROM messages "
+            f"WHERE buffer_id = ? AND hash IN ({', '.join('?' * len(some))})"
+        )
+        for hash_, id_, last_seq in driver.execute(statement, (buffer_id, *some)).fetchall():
+            ids[hash_] = id_
+            if last_seq < high:
+                old.append(id_)
+    parameters = {"id": buffer_id, "high": high}
+    if old:
+        driver.execute(
+            f"UPDATE messages SET last_seq = :high + {_HALF} WHERE buffer_id = :id "
+            "AND id IN (SELECT value FROM json_each(:ids))",
+            {**parameters, "ids": orjson.dumps(old).decode()},
+        )
+    new = [hash_ for hash_ in hashes if hash_ not in ids]
+    if new:
+        ((last_id, last_seq),) = driver.execute(
+            "SELECT coalesce((SELECT max(id) FROM messages WHERE buffer_id = :id), 0), "
+            f":high + {_HALF}",
+            parameters,
+        ).fetchall()
+        ids |= {hash_: last_id + i for i, hash_ in enumerate(new, 1)}
+        driver.executemany(
+            "INSERT INTO messages (buffer_id, id, hash, content, last_seq) VALUES (?, ?, ?, ?, ?)",
+            ((buffer_id, ids[hash_], hash_, texts[hash_], last_seq) for hash_ in new),
+        )
+    return ids
+
+
+# Held and leased steps below the window are still there.
+_SQLITE_SWEEP = """
+DELETE FROM messages WHERE buffer_id = :id AND last_seq <= min(
+    (SELECT low_seq FROM v_windows WHERE buffer_id = :id),
+    coalesce((SELECT min(seq) - 1 FROM experiences WHERE buffer_id = :id), 1 << 60),
+    coalesce((SELECT min(first_seq) - 1 FROM chunks WHERE buffer_id = :id), 1 << 60))
+"""
+
+
+def _sqlite_sweep(driver: sqlite3.Connection, buffer_id: int) -> None:
+    """Remove messages that no step uses any more."""
+    driver.execute(_SQLITE_SWEEP, {"id": buffer_id})
+
+
+def _postgresql_ids_of(
+    connection: Connection, buffer_id: int, texts: Mapping[bytes, str], high: int
+) -> dict[bytes, int]:
+    # In one order: writers that wait for each other would not end.
+    driver, hashes = driver_of(connection), sorted(texts)
+    ((found,),) = driver.execute(
+        "SELECT sqlbuffer_find_messages_v1(%s::integer, %s::bytea[], %s::bigint)",
+        (buffer_id, hashes, high),
+    )
+    ids = {hash_: id_ for hash_, id_ in zip(hashes, found, strict=True) if id_ is not None}
+    new = [hash_ for hash_ in hashes if hash_ not in ids]
+    if new:
+        ((made,),) = driver.execute(
+            "SELECT sqlbuffer_add_messages_v1(%s::integer, %s::bytea[], %s::text[], %s::bigint)",
+            (buffer_id, new, [texts[hash_] for hash_ in new], high),
+        )
+        ids |= dict(zip(new, made, strict=True))
+    return ids
+
+
+_read_contents = by_database(sqlite=_sqlite_contents, postgresql=_postgresql_contents)
+_ids_of = by_database(sqlite=_sqlite_ids_of, postgresql=_postgresql_ids_of)
+
+
+def _contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
+    contents: dict[int, str] = _read_contents(connection, buffer_id, ids) if ids else {}
+    return contents
