@@ -159,8 +159,8 @@ def share(
     return [None if not parts else _shared(parts, ids) for parts in split]
 
 
-def _shared(parts: Sequence[_Part], ids: Mapping[bytes | None, int]) -> SharedList | None:
-    numbers = [ids.get(part.hash, 0) for part in parts]
+def _shared(parts: Sequence[_Part], ids: Mapping[bytes, int]) -> SharedList | None:
+    numbers = [0 if part.hash is None else ids[part.hash] for part in parts]
     if not any(numbers):
         return None
     if 0 not in numbers:

@@ -20,6 +20,7 @@ from sqlbuffer.storage.schema.metadata import (
     BYTES,
     IDS,
     JSON,
+    JSON_TEXT,
     KEY,
     TIME,
     UUID,
@@ -318,7 +319,8 @@ messages = Table(
     buffer_key(),
     Column("id", Integer, primary_key=True, autoincrement=True, comment="number of the message"),
     Column("hash", BYTES, nullable=False, comment="BLAKE2b of its JSON, 16 bytes"),
-    Column("content", JSON, nullable=False, comment="the message"),
+    # The text of a list of messages is made of theirs, and that of JSONB has to be written first.
+    Column("content", JSON_TEXT, nullable=False, comment="the message"),
     Column("last_seq", BigInteger, nullable=False, comment="no step with a greater seq uses it"),
     UniqueConstraint("buffer_id", "hash"),
     info={"is_vacuumed": True},

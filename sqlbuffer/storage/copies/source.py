@@ -373,9 +373,9 @@ class CopySource:
             return rows
         ids = [listed(numbers) for numbers in values[IDS]]
         shared = [i for i, numbers in enumerate(ids) if numbers]
-        whole = whole_lists(connection, self._id, [(ids[i], values["messages"][i]) for i in shared])
-        for i, text in zip(shared, whole, strict=True):
-            values["messages"][i] = text
+        lists = whole_lists(connection, self._id, [(ids[i], values["messages"][i]) for i in shared])
+        for i, messages in zip(shared, lists, strict=True):
+            values["messages"][i] = messages
         return rows.without(IDS)
 
     def _n_steps(self, batch: StepBatch, low: int) -> int:

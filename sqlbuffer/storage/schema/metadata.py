@@ -54,6 +54,7 @@ metadata = MetaData(
 # Byte order everywhere, with any locale of the database.
 KEY = Text().with_variant(Text(collation="C"), "postgresql")
 JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
+JSON_TEXT = Text().with_variant(postgresql.JSON(), "postgresql")
 UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
 TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.

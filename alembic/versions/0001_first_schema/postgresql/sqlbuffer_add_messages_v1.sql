@@ -6,7 +6,7 @@ DECLARE
     half bigint := (SELECT greatest(coalesce(b.max_capacity, 131072) / 2, 1) FROM buffers b WHERE b.id = p_buffer_id);
 BEGIN
     INSERT INTO messages AS k (buffer_id, hash, content, last_seq)
-    SELECT p_buffer_id, w.hash, w.content::jsonb, p_high + half FROM unnest(p_hashes, p_contents) AS w(hash, content) ORDER BY w.hash
+    SELECT p_buffer_id, w.hash, w.content::json, p_high + half FROM unnest(p_hashes, p_contents) AS w(hash, content) ORDER BY w.hash
     ON CONFLICT (buffer_id, hash) DO UPDATE SET last_seq = greatest(k.last_seq, excluded.last_seq);
     RETURN ARRAY(
         SELECT (SELECT k.id FROM messages k WHERE k.buffer_id = p_buffer_id AND k.hash = w.hash)

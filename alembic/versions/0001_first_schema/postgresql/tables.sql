@@ -719,7 +719,7 @@ CREATE TABLE messages (
     buffer_id INTEGER NOT NULL,
     id SERIAL NOT NULL,
     hash BYTEA NOT NULL,
-    content JSONB NOT NULL,
+    content JSON NOT NULL,
     last_seq BIGINT NOT NULL,
     CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
     CONSTRAINT uq_messages_buffer_id_hash UNIQUE (buffer_id, hash)
