@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Text, cast
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.query.selected_fields import references
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
@@ -85,6 +84,11 @@ def whole_json(steps: Any) -> Any:
     return cast(whole, JSON) if IDS in steps.c else whole
 
 
+def _dumps(tree: Any) -> str:
+    """Return JSON with its keys in the order in which they are given, as SQLite keeps them."""
+    return orjson.dumps(tree).decode()
+
+
 class _Part(NamedTuple):
     """The JSON of a message, and its hash; None if it stays in its step."""
 
@@ -93,7 +97,7 @@ class _Part(NamedTuple):
 
 
 def _part(message: Any) -> _Part:
-    text = dumps(message)
+    text = _dumps(message)
     if '"$' in text and next(references(message), None) is not None:
         return _Part(text, None)
     return _Part(text, blake2b(text.encode(), digest_size=_HASH_BYTES).digest())
@@ -180,7 +184,7 @@ def share_payloads(
         payloads: Number of each step, and its JSON.
     """
     trees = [_tree(text) for _, text in payloads]
-    lists = [None if tree is None else dumps(tree["messages"]) for tree in trees]
+    lists = [None if tree is None else _dumps(tree["messages"]) for tree in trees]
     numbers = (seq for seq, _ in payloads)
     shared = share(connection, buffer_id, zip(numbers, lists, strict=True))
     stored = []
@@ -190,7 +194,7 @@ def share_payloads(
             if one.own is not None:
                 tree["messages"] = orjson.loads(one.own)
             tree[IDS] = one.ids
-            text = dumps(tree)
+            text = _dumps(tree)
         stored.append(text)
     return stored
 
@@ -208,7 +212,7 @@ def share_lists(
     """
     trees = [None if text is None else orjson.loads(text) for text in chunks]
     steps = [
-        (first + place, None if step is None else dumps(step))
+        (first + place, None if step is None else _dumps(step))
         for first, tree in zip(first_seqs, trees, strict=True)
         for place, step in enumerate(tree or ())
     ]
@@ -240,7 +244,7 @@ def whole_lists(
 def _whole(contents: Mapping[int, str], ids: Sequence[int], own: str | None) -> str:
     kept = [] if own is None else orjson.loads(own)
     texts = (
-        contents.get(id_, "null") if id_ else dumps(kept[place]) for place, id_ in enumerate(ids)
+        contents.get(id_, "null") if id_ else _dumps(kept[place]) for place, id_ in enumerate(ids)
     )
     return f"[{','.join(texts)}]"
 
@@ -262,7 +266,7 @@ def whole_payloads(
             orjson.Fragment(contents.get(id_, "null")) if id_ else kept[place]
             for place, id_ in enumerate(step.pop(IDS))
         ]
-    return [dumps(trees[i]) if i in trees else text for i, text in enumerate(payloads)]
+    return [_dumps(trees[i]) if i in trees else text for i, text in enumerate(payloads)]
 
 
 def _sqlite_contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
@@ -322,10 +326,20 @@ def _sqlite_ids_of(
 
 # Held and leased steps below the window are still there.
 _SQLITE_SWEEP = """
-DELETE FROM messages WHERE buffer_id = :id AND last_seq <= min(
-    (SELECT low_seq FROM v_windows WHERE buffer_id = :id),
-    coalesce((SELECT min(seq) - 1 FROM experiences WHERE buffer_id = :id), 1 << 60),
-    coalesce((SELECT min(first_seq) - 1 FROM chunks WHERE buffer_id = :id), 1 << 60))
+DELETE FROM messages WHERE buffer_id = :id AND last_seq < min(
+    coalesce((SELECT min(seq) FROM experiences WHERE buffer_id = :id), 1 << 60),
+    coalesce((SELECT min(first_seq) FROM chunks WHERE buffer_id = :id), 1 << 60))
+"""
+_SQLITE_ERASE = """
+DELETE FROM messages WHERE buffer_id = :id AND id NOT IN (
+    SELECT u.value FROM experiences e CROSS JOIN json_each(e.message_ids) u
+    WHERE e.buffer_id = :id AND e.message_ids IS NOT NULL
+    UNION ALL
+    SELECT u.value FROM chunk_data d CROSS JOIN json_each(d.payloads) p
+    CROSS JOIN json_each(p.value, '$.message_ids') u
+    WHERE d.buffer_id = :id AND d.payloads IS NOT NULL AND p.type = 'object' AND NOT EXISTS (
+        SELECT 1 FROM deleted_steps g
+        WHERE g.buffer_id = d.buffer_id AND g.seq = d.first_seq + p.key))
 """
 
 
@@ -354,6 +368,16 @@ def _postgresql_ids_of(
     return ids
 
 
+def _sqlite_erase_unused(connection: Connection, buffer_id: int) -> None:
+    """Remove all messages that no step uses any more; it looks at the ids of all steps."""
+    driver_of(connection).execute(_SQLITE_ERASE, {"id": buffer_id})
+
+
+def _postgresql_erase_unused(connection: Connection, buffer_id: int) -> None:
+    driver_of(connection).execute("SELECT sqlbuffer_erase_messages_v1(%s::integer)", (buffer_id,))
+
+
+erase_unused = by_database(sqlite=_sqlite_erase_unused, postgresql=_postgresql_erase_unused)
 _read_contents = by_database(sqlite=_sqlite_contents, postgresql=_postgresql_contents)
 _ids_of = by_database(sqlite=_sqlite_ids_of, postgresql=_postgresql_ids_of)
 

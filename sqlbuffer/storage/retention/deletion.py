@@ -21,6 +21,7 @@ from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects import by_database, make_room, writing
 from sqlbuffer.storage.episodes import EpisodeKey, episodes, of_keys, with_tasks
 from sqlbuffer.storage.labels.reading import resolve_labels, with_labels
+from sqlbuffer.storage.messages import erase_unused
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.priorities.keeping import add_sums, weightless_sums
 from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, remove_steps
@@ -275,8 +276,22 @@ class Deletion:
 
         return self._delete(work)
 
+    def _erasing(self, work: Callable[[Connection], int]) -> Callable[[Connection], int]:
+        def work_and_erase(connection: Connection) -> int:
+            n_removed = work(connection)
+            if n_removed:
+                erase_unused(connection, self.buffer.info.id)
+            return n_removed
+
+        return work_and_erase
+
     def _delete(self, work: Callable[[Connection], int]) -> int:
-        """Return the result of a transaction that deletes, if possible on a full disk too."""
+        """Return the result of a transaction that deletes, if possible on a full disk too.
+
+        It also erases the messages that only those steps used.
+        """
+        if self.buffer.shares_messages:
+            work = self._erasing(work)
         if is_joined():
             return self.buffer.write(work)
         with translated(self.buffer.url):
