@@ -261,7 +261,7 @@ def whole_payloads(
     ]
     contents = _contents(connection, buffer_id, {id_ for step in steps for id_ in step[IDS] if id_})
     for step in steps:
-        kept = step.get("messages")
+        kept = step.get("messages") or []
         step["messages"] = [
             orjson.Fragment(contents.get(id_, "null")) if id_ else kept[place]
             for place, id_ in enumerate(step.pop(IDS))

@@ -4,10 +4,12 @@ import copy
 import json
 import random
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from sqlbuffer import (
     DataRow,
@@ -16,10 +18,12 @@ from sqlbuffer import (
     QueryBuilder,
     RandomSampler,
     ReplayBuffer,
+    Transaction,
 )
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import BufferConfigError
-from tests.support.sql import is_sqlite, run, scalar
+from tests.support.processes import run_at_once, wait_until
+from tests.support.sql import connected, is_sqlite, run, scalar
 
 SYSTEM = {"role": "system", "content": "Be brief — naïve 日本語 🙂 \"quoted\" \\ 'single' \n"}
 ODD: list[Any] = [
@@ -316,10 +320,88 @@ def test_leased_rows_have_their_messages(buffer_url):
         assert messages_of(batch) == messages_of(turns(2))
 
 
-def wait_for_lock(url: str) -> None:
-    deadline = threading.Event()
-    for _ in range(600):
-        if scalar(url, "SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            return
-        deadline.wait(0.01)
-    raise AssertionError("nobody waits")
+def old_message(url: str, name: str) -> ReplayBuffer:
+    """Return a buffer of two rows, with a message that no step uses any more."""
+    buffer = opened(url, {}, name, max_capacity=2)
+    for n in range(6):
+        buffer.store(Turns({}).one(n, [SYSTEM if n == 0 else f"question {n}"]))
+    return buffer
+
+
+def test_a_writer_waits_for_the_sweep_of_a_message_and_stores_it_again(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    buffer = old_message(url, "shared")
+    writer = threading.Thread(target=buffer.store, args=(Turns({}).one(9, [SYSTEM, "last"]),))
+    with connected(url) as connection:
+        swept = text("SELECT sqlbuffer_sweep_messages_v1(id) FROM buffers")
+        assert connection.execute(swept).scalar_one() > 0
+        writer.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: scalar(url, waits), "the writer waits")
+    writer.join(60)
+    assert messages_of(buffer.get_all())[-1] == [SYSTEM, "last"]
+    assert n_lost(url) == 0
+
+
+def test_the_sweep_passes_messages_that_a_writer_is_about_to_use(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    buffer = old_message(url, "shared")
+
+    def store_and_sweep(transaction: Transaction) -> None:
+        transaction.store(Turns({}).one(9, [SYSTEM, "last"]))
+        sweep(url)
+
+    buffer.transaction(store_and_sweep)
+    sweep(url)
+    assert messages_of(buffer.get_all())[-1] == [SYSTEM, "last"]
+    assert n_lost(url) == 0
+
+
+def test_an_erasure_passes_messages_that_a_writer_is_about_to_use(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    buffer = opened(url, {})
+    buffer.store(Turns({}).one(0, [SYSTEM, "alone"]))
+    run(url, "DELETE FROM experiences")
+    erase = "SELECT sqlbuffer_erase_messages_v1(id) FROM buffers"
+
+    def store_and_erase(transaction: Transaction) -> None:
+        transaction.store(Turns({}).one(1, [SYSTEM, "last"]))
+        assert scalar(url, erase) == 1  # "alone"
+
+    buffer.transaction(store_and_erase)
+    assert scalar(url, erase) == 0
+    assert messages_of(buffer.get_all()) == [[SYSTEM, "last"]]
+
+
+def _write(url: str, writer: int, seconds: float) -> int:
+    """Store turns whose messages other processes use as well, and delete some."""
+    rng, n = random.Random(writer), 0
+    end = time.monotonic() + seconds
+    with ReplayBuffer(url, "shared") as buffer:
+        while time.monotonic() < end:
+            said = [SYSTEM, *(f"message {rng.randrange(12)}" for _ in range(4))]
+            rows = [Turns({}).one(n, said, f"task {writer}") for _ in range(2)]
+            n += 1
+            rows[1] = Turns({}).one(n, [*said, "more"], f"task {writer}")
+            n += 1
+            buffer.store_batch(rows)
+            if rng.random() < 0.2:
+                buffer.delete(QueryBuilder().eq("id", f"task {writer}/{n - 1}").build())
+            if rng.random() < 0.3:
+                sweep(url)
+            for row in buffer.sample(2) if len(buffer) else ():
+                assert row.exp_data.messages[0] == SYSTEM
+                assert None not in row.exp_data.messages
+    return n
+
+
+@pytest.mark.slow
+def test_many_processes_share_messages_while_they_are_swept_and_erased(buffer_url):
+    opened(buffer_url, {}, max_capacity=10).close()
+    written = run_at_once([(_write, buffer_url, number, 3.0) for number in range(4)])
+    assert all(isinstance(n, int) and n > 0 for n in written), written
+    with ReplayBuffer(buffer_url, "shared") as buffer:
+        found = messages_of(buffer.get_all())
+        assert found
+        assert all(said[0] == SYSTEM and None not in said for said in found)
+    assert n_lost(buffer_url) == 0

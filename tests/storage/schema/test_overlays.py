@@ -129,7 +129,7 @@ def test_every_table_by_buffer_and_seq_is_registered():
 def test_every_flag_is_a_column_of_buffers():
     flags = {column.name for column in metadata.tables["buffers"].c if column.name[:4] == "has_"}
     known = {overlay.flag for overlay in OVERLAYS.values()} | set(OF_CHUNKS.values())
-    assert known | {"has_followers", "has_holds"} == flags
+    assert known | {"has_followers", "has_holds", "has_messages"} == flags
 
 
 def test_the_library_vacuums_every_overlay(make_database_url):
