@@ -1,7 +1,8 @@
 """Messages of conversations that are stored once: written as ids, and read whole.
 
-A step of a buffer with `shared_messages` has the ids of its messages in place of their text. The id
-0 stands for a message that refers to array bytes of the step, and stays in it.
+A step of a buffer with `shared_messages` has the ids of its messages in place of their text, as
+runs of consecutive ids. A message that refers to array bytes of the step stays in it. On SQLite a
+long message has several rows with consecutive ids, and only the first one has the hash.
 
 No message is removed while a step uses it. `last_seq` is at least the number of each step that uses
 the message. A write that would pass it moves it half a window ahead, so a message that all writers
@@ -9,7 +10,7 @@ use is changed twice in a window, and no writer waits for another one.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from sqlbuffer.storage.schema.metadata import JSON
 IDS = "message_ids"
 _HASH_BYTES = 16
 _AT_ONCE = 500
+# A row of 2 KB would have a page of SQLite for itself.
+_PIECE_BYTES = 980
 # Rows of half a window, where the buffer has no limit.
 _HALF = "(SELECT max(coalesce(max_capacity, 131072) / 2, 1) FROM buffers WHERE id = :id)"
 
@@ -59,15 +62,19 @@ def sqlite_messages(buffer_id: str, ids: str, own: str) -> str:
 
     Args:
         buffer_id: SQL for the buffer.
-        ids: SQL for the list of ids.
-        own: SQL for the list with the messages whose id is 0.
+        ids: SQL for the ids as runs; see `SharedList`.
+        own: SQL for the list with the messages that stay in the step.
     """
+    n = f"json_extract({ids}, '$[' || (r.key + 1) || ']')"
     # For two paths json_extract returns a list, whose text has each value as it is stored.
-    pair = f"json_extract({own}, '$.none', '$[' || i.key || ']')"
-    return f"""(SELECT '[' || coalesce(group_concat(
-        CASE i.value WHEN 0 THEN substr({pair}, 7, length({pair}) - 7) ELSE coalesce((
-            SELECT m.content FROM messages m WHERE m.buffer_id = {buffer_id} AND m.id = i.value
-        ), 'null') END), '') || ']' FROM json_each({ids}) i)"""
+    pair = f"json_extract({own}, '$.none', '$[' || {n} || ']')"
+    # The rows of both loops come in order.
+    return f"""(SELECT '[' || coalesce(substr(group_concat(
+        CASE WHEN m.hash IS NOT NULL THEN ',' || m.content WHEN r.value > 0 THEN m.content
+        ELSE ',' || substr({pair}, 7, length({pair}) - 7) END, ''), 2), '') || ']'
+        FROM json_each({ids}) r LEFT JOIN messages m
+        ON m.buffer_id = {buffer_id} AND m.id >= nullif(r.value, 0) AND m.id < r.value + {n}
+        WHERE r.key % 2 = 0)"""
 
 
 def whole_column(steps: Any) -> Any:
@@ -124,13 +131,17 @@ class _Splitter:
         return parts
 
 
+# Rows of messages by id: whether a message begins there, and its JSON or a part of it.
+Contents = Mapping[int, tuple[bool, str]]
+
+
 class SharedList(NamedTuple):
     """A list of messages as it is stored.
 
     Attributes:
-        ids: The id of each message.
-        own: JSON of a list with the messages whose id is 0, and null for the others; None if there
-            are no such ones.
+        ids: The ids of the messages, as runs: a first id, their number, and so on. After a 0
+            comes the place of a message in `own`.
+        own: JSON of a list with the messages that stay in the step; None if there are none.
     """
 
     ids: list[int]
@@ -163,14 +174,22 @@ def share(
     return [None if not parts else _shared(parts, ids) for parts in split]
 
 
-def _shared(parts: Sequence[_Part], ids: Mapping[bytes, int]) -> SharedList | None:
-    numbers = [0 if part.hash is None else ids[part.hash] for part in parts]
-    if not any(numbers):
+def _shared(parts: Sequence[_Part], ids: Mapping[bytes, tuple[int, int]]) -> SharedList | None:
+    runs: list[int] = []
+    own: list[str] = []
+    for text, hash_ in parts:
+        if hash_ is None:
+            runs += (0, len(own))
+            own.append(text)
+            continue
+        first, n = ids[hash_]
+        if runs and runs[-2] and runs[-2] + runs[-1] == first:
+            runs[-1] += n
+        else:
+            runs += (first, n)
+    if len(own) == len(parts):
         return None
-    if 0 not in numbers:
-        return SharedList(numbers, None)
-    own = (text if hash_ is None else "null" for text, hash_ in parts)
-    return SharedList(numbers, f"[{','.join(own)}]")
+    return SharedList(runs, f"[{','.join(own)}]" if own else None)
 
 
 def share_payloads(
@@ -237,16 +256,26 @@ def whole_lists(
     connection: Connection, buffer_id: int, stored: Sequence[tuple[Sequence[int], str | None]]
 ) -> list[str]:
     """Return the JSON of lists of messages: `ids` and `own` of each `SharedList`."""
-    contents = _contents(connection, buffer_id, {id_ for ids, _ in stored for id_ in ids if id_})
-    return [_whole(contents, ids, own) for ids, own in stored]
+    contents = _contents(connection, buffer_id, (ids for ids, _ in stored))
+    return [
+        f"[{','.join(_whole(contents, ids, [] if own is None else orjson.loads(own)))}]"
+        for ids, own in stored
+    ]
 
 
-def _whole(contents: Mapping[int, str], ids: Sequence[int], own: str | None) -> str:
-    kept = [] if own is None else orjson.loads(own)
-    texts = (
-        contents.get(id_, "null") if id_ else _dumps(kept[place]) for place, id_ in enumerate(ids)
-    )
-    return f"[{','.join(texts)}]"
+def _whole(contents: Contents, ids: Sequence[int], own: Sequence[Any]) -> Iterator[str]:
+    """Yield the JSON of each message of a list."""
+    for first, n in zip(ids[::2], ids[1::2], strict=True):
+        if not first:
+            yield _dumps(own[n])
+            continue
+        text = ""
+        for id_ in range(first, first + n):
+            begins, content = contents.get(id_, (True, "null"))
+            if begins and text:
+                yield text
+            text = content if begins else text + content
+        yield text
 
 
 def whole_payloads(
@@ -259,39 +288,36 @@ def whole_payloads(
     steps = [
         step for tree in trees.values() for step in tree if isinstance(step, dict) and IDS in step
     ]
-    contents = _contents(connection, buffer_id, {id_ for step in steps for id_ in step[IDS] if id_})
+    contents = _contents(connection, buffer_id, (step[IDS] for step in steps))
     for step in steps:
-        kept = step.get("messages") or []
-        step["messages"] = [
-            orjson.Fragment(contents.get(id_, "null")) if id_ else kept[place]
-            for place, id_ in enumerate(step.pop(IDS))
-        ]
+        texts = _whole(contents, step.pop(IDS), step.get("messages") or [])
+        step["messages"] = list(map(orjson.Fragment, texts))
     return [_dumps(trees[i]) if i in trees else text for i, text in enumerate(payloads)]
 
 
-def _sqlite_contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
+def _sqlite_contents(connection: Connection, buffer_id: int, ids: list[int]) -> list[Any]:
     statement = (
-        "SELECT id, content FROM messages "
+        "SELECT id, hash IS NOT NULL, content FROM messages "
         "WHERE buffer_id = ? AND id IN (SELECT value FROM json_each(?))"
     )
-    values = (buffer_id, orjson.dumps(sorted(ids)).decode())
-    return dict(driver_of(connection).execute(statement, values).fetchall())
+    values = (buffer_id, orjson.dumps(ids).decode())
+    return driver_of(connection).execute(statement, values).fetchall()
 
 
-def _postgresql_contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
+def _postgresql_contents(connection: Connection, buffer_id: int, ids: list[int]) -> list[Any]:
     statement = (
-        "SELECT w.id, m.content FROM unnest(%s::integer[]) AS w(id) CROSS JOIN LATERAL ("
+        "SELECT w.id, true, m.content FROM unnest(%s::integer[]) AS w(id) CROSS JOIN LATERAL ("
         "SELECT k.content::text FROM messages k WHERE k.buffer_id = %s AND k.id = w.id LIMIT 1) m"
     )
-    return dict(driver_of(connection).execute(statement, (sorted(ids), buffer_id)).fetchall())
+    return driver_of(connection).execute(statement, (ids, buffer_id)).fetchall()
 
 
 def _sqlite_ids_of(
     connection: Connection, buffer_id: int, texts: Mapping[bytes, str], high: int
-) -> dict[bytes, int]:
+) -> dict[bytes, tuple[int, int]]:
     driver = driver_of(connection)
     _sqlite_sweep(driver, buffer_id)
-    hashes, ids, old = list(texts), dict[bytes, int](), list[int]()
+    hashes, ids, old = list(texts), dict[bytes, tuple[int, int]](), list[int]()
     for start in range(0, len(hashes), _AT_ONCE):
         some = hashes[start : start + _AT_ONCE]
         statement = (
@@ -299,9 +325,9 @@ def _sqlite_ids_of(
             f"WHERE buffer_id = ? AND hash IN ({', '.join('?' * len(some))})"
         )
         for hash_, id_, last_seq in driver.execute(statement, (buffer_id, *some)).fetchall():
-            ids[hash_] = id_
+            ids[hash_] = id_, len(_pieces(texts[hash_]))
             if last_seq < high:
-                old.append(id_)
+                old.extend(range(id_, id_ + ids[hash_][1]))
     parameters = {"id": buffer_id, "high": high}
     if old:
         driver.execute(
@@ -316,12 +342,24 @@ def _sqlite_ids_of(
             f":high + {_HALF}",
             parameters,
         ).fetchall()
-        ids |= {hash_: last_id + i for i, hash_ in enumerate(new, 1)}
+        rows: list[tuple[Any, ...]] = []
+        for hash_ in new:
+            pieces, id_ = _pieces(texts[hash_]), last_id + len(rows) + 1
+            ids[hash_] = id_, len(pieces)
+            for place, piece in enumerate(pieces):
+                rows.append((buffer_id, id_ + place, None if place else hash_, piece, last_seq))
         driver.executemany(
             "INSERT INTO messages (buffer_id, id, hash, content, last_seq) VALUES (?, ?, ?, ?, ?)",
-            ((buffer_id, ids[hash_], hash_, texts[hash_], last_seq) for hash_ in new),
+            rows,
         )
     return ids
+
+
+def _pieces(text: str) -> list[str]:
+    """Return a text in parts of which four fill a page."""
+    n_bytes = len(text) if text.isascii() else len(text.encode())
+    size = max(1, _PIECE_BYTES * len(text) // n_bytes)
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 # Held and leased steps below the window are still there.
@@ -332,12 +370,17 @@ DELETE FROM messages WHERE buffer_id = :id AND last_seq < min(
 """
 _SQLITE_ERASE = """
 DELETE FROM messages WHERE buffer_id = :id AND id NOT IN (
-    SELECT u.value FROM experiences e CROSS JOIN json_each(e.message_ids) u
-    WHERE e.buffer_id = :id AND e.message_ids IS NOT NULL
+    SELECT m.id FROM experiences e CROSS JOIN json_each(e.message_ids) r CROSS JOIN messages m
+    ON m.buffer_id = :id AND m.id >= r.value
+    AND m.id < r.value + json_extract(e.message_ids, '$[' || (r.key + 1) || ']')
+    WHERE e.buffer_id = :id AND e.message_ids IS NOT NULL AND r.key % 2 = 0 AND r.value > 0
     UNION ALL
-    SELECT u.value FROM chunk_data d CROSS JOIN json_each(d.payloads) p
-    CROSS JOIN json_each(p.value, '$.message_ids') u
-    WHERE d.buffer_id = :id AND d.payloads IS NOT NULL AND p.type = 'object' AND NOT EXISTS (
+    SELECT m.id FROM chunk_data d CROSS JOIN json_each(d.payloads) p
+    CROSS JOIN json_each(p.value, '$.message_ids') r CROSS JOIN messages m
+    ON m.buffer_id = :id AND m.id >= r.value
+    AND m.id < r.value + json_extract(p.value, '$.message_ids[' || (r.key + 1) || ']')
+    WHERE d.buffer_id = :id AND d.payloads IS NOT NULL AND p.type = 'object'
+    AND r.key % 2 = 0 AND r.value > 0 AND NOT EXISTS (
         SELECT 1 FROM deleted_steps g
         WHERE g.buffer_id = d.buffer_id AND g.seq = d.first_seq + p.key))
 """
@@ -350,21 +393,22 @@ def _sqlite_sweep(driver: sqlite3.Connection, buffer_id: int) -> None:
 
 def _postgresql_ids_of(
     connection: Connection, buffer_id: int, texts: Mapping[bytes, str], high: int
-) -> dict[bytes, int]:
+) -> dict[bytes, tuple[int, int]]:
     # In one order: writers that wait for each other would not end.
     driver, hashes = driver_of(connection), sorted(texts)
     ((found,),) = driver.execute(
         "SELECT sqlbuffer_find_messages_v1(%s::integer, %s::bytea[], %s::bigint)",
         (buffer_id, hashes, high),
     )
-    ids = {hash_: id_ for hash_, id_ in zip(hashes, found, strict=True) if id_ is not None}
-    new = [hash_ for hash_ in hashes if hash_ not in ids]
+    ids = {hash_: (id_, 1) for hash_, id_ in zip(hashes, found, strict=True) if id_ is not None}
+    # In the order of the conversation: its messages get consecutive ids.
+    new = [hash_ for hash_ in texts if hash_ not in ids]
     if new:
         ((made,),) = driver.execute(
             "SELECT sqlbuffer_add_messages_v1(%s::integer, %s::bytea[], %s::text[], %s::bigint)",
             (buffer_id, new, [texts[hash_] for hash_ in new], high),
         )
-        ids |= dict(zip(new, made, strict=True))
+        ids |= {hash_: (id_, 1) for hash_, id_ in zip(new, made, strict=True)}
     return ids
 
 
@@ -382,6 +426,11 @@ _read_contents = by_database(sqlite=_sqlite_contents, postgresql=_postgresql_con
 _ids_of = by_database(sqlite=_sqlite_ids_of, postgresql=_postgresql_ids_of)
 
 
-def _contents(connection: Connection, buffer_id: int, ids: set[int]) -> dict[int, str]:
-    contents: dict[int, str] = _read_contents(connection, buffer_id, ids) if ids else {}
-    return contents
+def _contents(connection: Connection, buffer_id: int, lists: Iterable[Sequence[int]]) -> Contents:
+    ids: set[int] = set()
+    for runs in lists:
+        for first, n in zip(runs[::2], runs[1::2], strict=True):
+            if first:
+                ids.update(range(first, first + n))
+    rows = _read_contents(connection, buffer_id, sorted(ids)) if ids else ()
+    return {id_: (bool(begins), content) for id_, begins, content in rows}

@@ -91,12 +91,15 @@ def n_messages(url: str) -> int:
 
 def n_lost(url: str) -> int:
     """Return how many ids in rows belong to no message."""
-    ids = "json_each(e.message_ids) AS u" if is_sqlite(url) else "unnest(e.message_ids) AS u(value)"
-    statement = (
-        f"SELECT count(*) FROM experiences e CROSS JOIN {ids} WHERE u.value <> 0 AND NOT EXISTS "
-        "(SELECT 1 FROM messages m WHERE m.buffer_id = e.buffer_id AND m.id = u.value)"
-    )
-    return int(scalar(url, statement))
+    lists = run(url, "SELECT message_ids FROM experiences WHERE message_ids IS NOT NULL")
+    runs = [json.loads(ids) if isinstance(ids, str) else ids for (ids,) in lists]
+    used = {
+        id_
+        for ids in runs
+        for first, n in zip(ids[::2], ids[1::2], strict=True)
+        for id_ in range(first, first + n if first else 0)
+    }
+    return len(used - {id_ for (id_,) in run(url, "SELECT id FROM messages")})
 
 
 def sweep(url: str) -> None:

@@ -242,8 +242,8 @@ experiences = Table(
     Column(
         "message_ids",
         IDS,
-        comment="its messages that are in messages, in order; 0: the one at this place of the "
-        "column messages; null: all are there",
+        comment="its messages that are in messages, as runs of ids: a first id, their number, and "
+        "so on; after a 0 the place of one in the column messages; null: all are there",
     ),
     Column("extra", JSON, comment="other values"),
     Column("fields", JSON, comment="declared fields that conditions can use"),
@@ -318,9 +318,18 @@ messages = Table(
     metadata,
     buffer_key(),
     Column("id", Integer, primary_key=True, autoincrement=True, comment="number of the message"),
-    Column("hash", BYTES, nullable=False, comment="BLAKE2b of its JSON, 16 bytes"),
+    Column(
+        "hash",
+        BYTES,
+        comment="BLAKE2b of its JSON, 16 bytes; null: the row continues the one before (SQLite)",
+    ),
     # The text of a list of messages is made of theirs, and that of JSONB has to be written first.
-    Column("content", JSON_TEXT, nullable=False, comment="the message"),
+    Column(
+        "content",
+        JSON_TEXT,
+        nullable=False,
+        comment="the message, as JSON; on SQLite a long one has several rows",
+    ),
     Column("last_seq", BigInteger, nullable=False, comment="no step with a greater seq uses it"),
     UniqueConstraint("buffer_id", "hash"),
     info={"is_vacuumed": True},

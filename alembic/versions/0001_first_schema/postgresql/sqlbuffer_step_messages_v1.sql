@@ -4,7 +4,7 @@ LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
 BEGIN
     IF p_payload ? 'message_ids' THEN
         RETURN sqlbuffer_messages_v1(
-            p_buffer_id, ARRAY(SELECT e.id::integer FROM jsonb_array_elements_text(p_payload -> 'message_ids') AS e(id)),
+            p_buffer_id, ARRAY(SELECT e.id::integer FROM jsonb_array_elements_text(p_payload -> 'message_ids') WITH ORDINALITY AS e(id, place) ORDER BY e.place),
             p_payload -> 'messages')::jsonb;
     END IF;
     RETURN p_payload -> 'messages';

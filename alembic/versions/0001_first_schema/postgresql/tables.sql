@@ -146,7 +146,7 @@ COMMENT ON COLUMN experiences.session_id IS 'key of the session in sessions';
 COMMENT ON COLUMN experiences.state IS 'observation';
 COMMENT ON COLUMN experiences.actions IS 'the action';
 COMMENT ON COLUMN experiences.messages IS 'conversation of an LLM agent';
-COMMENT ON COLUMN experiences.message_ids IS 'its messages that are in messages, in order; 0: the one at this place of the column messages; null: all are there';
+COMMENT ON COLUMN experiences.message_ids IS 'its messages that are in messages, as runs of ids: a first id, their number, and so on; after a 0 the place of one in the column messages; null: all are there';
 COMMENT ON COLUMN experiences.extra IS 'other values';
 COMMENT ON COLUMN experiences.fields IS 'declared fields that conditions can use';
 COMMENT ON COLUMN experiences.reward_t IS 'reward of the step';
@@ -718,7 +718,7 @@ COMMENT ON COLUMN quarantine.quarantined_at IS 'time of the quarantine';
 CREATE TABLE messages (
     buffer_id INTEGER NOT NULL,
     id SERIAL NOT NULL,
-    hash BYTEA NOT NULL,
+    hash BYTEA,
     content JSON NOT NULL,
     last_seq BIGINT NOT NULL,
     CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
@@ -727,8 +727,8 @@ CREATE TABLE messages (
 CREATE INDEX ix_messages_buffer_id_last_seq ON messages (buffer_id, last_seq);
 COMMENT ON COLUMN messages.buffer_id IS 'the buffer';
 COMMENT ON COLUMN messages.id IS 'number of the message';
-COMMENT ON COLUMN messages.hash IS 'BLAKE2b of its JSON, 16 bytes';
-COMMENT ON COLUMN messages.content IS 'the message';
+COMMENT ON COLUMN messages.hash IS 'BLAKE2b of its JSON, 16 bytes; null: the row continues the one before (SQLite)';
+COMMENT ON COLUMN messages.content IS 'the message, as JSON; on SQLite a long one has several rows';
 COMMENT ON COLUMN messages.last_seq IS 'no step with a greater seq uses it';
 
 CREATE TABLE payload_parts (

@@ -16,8 +16,12 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
     CASE WHEN d.payloads IS NULL THEN NULL
         WHEN (SELECT b.has_messages FROM buffers b WHERE b.id = c.buffer_id) AND json_type(d.payloads, n.path || '.message_ids') IS NOT NULL THEN
-        (SELECT '[' || coalesce(group_concat(CASE i.value WHEN 0 THEN substr(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || i."key" || ']'), 7, length(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || i."key" || ']')) - 7)
-        ELSE coalesce((SELECT m.content FROM messages m WHERE m.buffer_id = c.buffer_id AND m.id = i.value), 'null') END), '') || ']' FROM json_each(json_extract(d.payloads, n.path || '.message_ids')) i)
+        (SELECT '[' || coalesce(substr(group_concat(
+        CASE WHEN m.hash IS NOT NULL THEN ',' || m.content WHEN r.value > 0 THEN m.content
+        ELSE ',' || substr(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']'), 7, length(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']')) - 7) END, ''), 2), '') || ']'
+        FROM json_each(json_extract(d.payloads, n.path || '.message_ids')) r LEFT JOIN messages m
+        ON m.buffer_id = c.buffer_id AND m.id >= nullif(r.value, 0) AND m.id < r.value + json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']')
+        WHERE r."key" % 2 = 0)
         ELSE nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
     json_extract(d.payloads, n.path || '.extra') AS extra,
     CASE WHEN y.seq IS NOT NULL THEN y.fields

@@ -441,7 +441,7 @@ CREATE TABLE quarantine (
 CREATE TABLE messages (
     buffer_id INTEGER NOT NULL,
     id INTEGER NOT NULL,
-    hash BLOB NOT NULL,
+    hash BLOB,
     content TEXT NOT NULL,
     last_seq BIGINT NOT NULL,
     CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
