@@ -57,6 +57,13 @@ def test_arrays(read):
     assert (batch.level == 1).all()
 
 
+def test_conversations_are_stored_once(read):
+    page = read("docs/how-to/share-messages.md")
+    page.names["database"].close()
+    assert len(page.names["buffer"]) == 3
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM messages") == 6
+
+
 def test_whole_episodes_are_stored_as_the_page_shows(read):
     read("docs/how-to/store-episodes.md")
     assert run(SQLITE_URL, "SELECT length, episode_return FROM v_episodes") == [(10, 10.0)]
