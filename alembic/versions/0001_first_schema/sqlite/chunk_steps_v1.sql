@@ -16,9 +16,12 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
     CASE WHEN d.payloads IS NULL THEN NULL
         WHEN (SELECT b.has_messages FROM buffers b WHERE b.id = c.buffer_id) AND json_type(d.payloads, n.path || '.message_ids') IS NOT NULL THEN
-        (SELECT '[' || coalesce(substr(group_concat(
-        CASE WHEN m.hash IS NOT NULL THEN ',' || m.content WHEN r.value > 0 THEN m.content
-        ELSE ',' || substr(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']'), 7, length(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']')) - 7) END, ''), 2), '') || ']'
+        (SELECT coalesce(group_concat(
+        CASE WHEN m.hash IS NULL AND m.id > r.value THEN m.content
+        WHEN m.id > r.value OR m.id > 0 AND r."key" > 0 THEN ',' || m.content
+        WHEN m.id > 0 THEN '[' || m.content
+        ELSE CASE WHEN r."key" > 0 THEN ',' ELSE '[' END || CASE WHEN r.value > 0 THEN 'null' ELSE substr(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']'), 7, length(json_extract(json_extract(d.payloads, n.path || '.messages'), '$.none', '$[' || json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']') || ']')) - 7) END
+        END, ''), '[') || ']'
         FROM json_each(json_extract(d.payloads, n.path || '.message_ids')) r LEFT JOIN messages m
         ON m.buffer_id = c.buffer_id AND m.id >= nullif(r.value, 0) AND m.id < r.value + json_extract(json_extract(d.payloads, n.path || '.message_ids'), '$[' || (r."key" + 1) || ']')
         WHERE r."key" % 2 = 0)
