@@ -29,8 +29,8 @@ from sqlbuffer.storage.schema.metadata import JSON
 IDS = "message_ids"
 _HASH_BYTES = 16
 _AT_ONCE = 500
-# A row of 2.1 KB would have a page of 4 KB for itself. With parts of at most 780 bytes, texts of 0.5
-# to 4 KB take up to 1.23 times their size. With smaller ones they are read more slowly.
+# A row of 2.1 KB would have a page of 4 KB for itself. With parts of at most 780 bytes, texts of
+# 0.5 to 4 KB take up to 1.23 times their size. With smaller ones they are read more slowly.
 _PIECE_BYTES = 780
 # Rows of half a window, where the buffer has no limit.
 _HALF = "(SELECT max(coalesce(max_capacity, 131072) / 2, 1) FROM buffers WHERE id = :id)"
