@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import sqlite3
 import threading
 import time
 from typing import Any
@@ -22,6 +23,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.storage import messages
 from tests.support.processes import run_at_once, wait_until
 from tests.support.sql import connected, is_sqlite, run, scalar
 
@@ -408,3 +410,66 @@ def test_many_processes_share_messages_while_they_are_swept_and_erased(buffer_ur
         assert found
         assert all(said[0] == SYSTEM and None not in said for said in found)
     assert n_lost(buffer_url) == 0
+
+
+def fill(url: str, n: int) -> int:
+    """Add n messages to the table, as those of a buffer's first step; return the buffer."""
+    buffer_id = int(scalar(url, "SELECT id FROM buffers"))
+    if is_sqlite(url):
+        numbers = "WITH RECURSIVE g(i) AS (SELECT 100 UNION ALL SELECT i + 1 FROM g WHERE i < {n})"
+        values = "i, randomblob(16), '\"text\"'"
+    else:
+        numbers = "WITH g(i) AS (SELECT generate_series(100, {n}))"
+        values = "i, decode(md5(i::text), 'hex'), '\"text\"'"
+    run(
+        url,
+        f"{numbers.format(n=n)} INSERT INTO messages (buffer_id, id, hash, content, last_seq) "
+        f"SELECT {buffer_id}, {values}, 1000000 + i FROM g",
+    )
+    return buffer_id
+
+
+def test_no_statement_on_messages_scans_them_on_postgresql(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    buffer = opened(url, {}, max_capacity=1_000)
+    buffer.store_batch(Turns({})(5))
+    buffer_id = fill(url, 100_000)
+    hashes = "ARRAY(SELECT decode(md5(i::text), 'hex') FROM generate_series(1, 60) AS g(i))"
+    for statement in (
+        f"SELECT sqlbuffer_find_messages_v1({buffer_id}, {hashes}, 6)",
+        f"SELECT sqlbuffer_add_messages_v1({buffer_id}, {hashes}, "
+        "ARRAY(SELECT '1' FROM generate_series(1, 60)), 6)",
+        f"SELECT sqlbuffer_sweep_messages_v1({buffer_id})",
+        "SELECT messages FROM v_experiences",
+        f"SELECT sqlbuffer_messages_v1({buffer_id}, '{{100,60}}', NULL)",
+    ):
+        with connected(url) as connection:
+            connection.execute(text(statement))
+            read = (
+                "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables "
+                "WHERE relname = 'messages'"
+            )
+            assert connection.execute(text(read)).scalar_one() < 1_000, statement
+
+
+def test_no_statement_on_messages_scans_them_on_sqlite(make_database_url):
+    url = make_database_url("sqlite", schema=True)
+    buffer = opened(url, {}, max_capacity=1_000)
+    buffer.store_batch(Turns({})(5))
+    fill(url, 100_000)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        n_steps = 0
+
+        def count() -> None:
+            nonlocal n_steps
+            n_steps += 100
+
+        connection.set_progress_handler(count, 100)
+        shown = connection.execute("SELECT messages FROM v_experiences").fetchall()
+        assert (len(shown), n_steps < 20_000) == (5, True)
+    plans = []
+    for statement in (messages._SQLITE_SWEEP, messages._SQLITE_ERASE):
+        explained = run(url, f"EXPLAIN QUERY PLAN {statement.replace(':id', '1')}")
+        plans += [str(row[-1]) for row in explained]
+    assert not any(plan.startswith("SCAN m") for plan in plans), plans
+    connection.close()

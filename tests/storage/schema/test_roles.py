@@ -65,6 +65,24 @@ def test_writers_and_learners_create_buffers_store_and_sample(
     assert ReplayBuffer.list(url) == ["newer", "older"]
 
 
+@both_layouts
+def test_all_roles_use_shared_messages(with_roles, login, make_buffer):
+    said = [["system", "one"], ["system", "one", "two"], ["system", "three"]]
+    with make_buffer(login("sqlbuffer_writer"), "chats", shared_messages=True) as buffer:
+        for step, messages in enumerate(said):
+            buffer.add(messages=messages, task_id="t", step=step)
+    with ReplayBuffer(login("sqlbuffer_learner"), "chats") as buffer:
+        assert [row.exp_data.messages for row in buffer] == said
+        assert buffer.delete([1]) == 1
+    url = login("sqlbuffer_analyst")
+    with ReplayBuffer(url, "chats") as buffer:
+        assert [row.exp_data.messages for row in buffer] == said[1:]
+    shown = run(url, "SELECT messages FROM v_experiences WHERE buffer = 'chats' ORDER BY seq")
+    assert [messages for (messages,) in shown] == said[1:]
+    refused(url, "SELECT sqlbuffer_erase_messages_v1(1)")
+    refused(login("sqlbuffer_writer"), "DELETE FROM messages")
+
+
 @pytest.mark.parametrize("group", ["sqlbuffer_writer", "sqlbuffer_learner"])
 def test_writers_and_learners_reserve_numbers(with_roles, login, group):
     with psycopg.connect(login(group)) as connection:
