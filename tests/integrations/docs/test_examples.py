@@ -92,7 +92,9 @@ def test_rollouts_are_read_back_by_group(schema_url, tmp_path):
     assert run(schema_url, statuses) == [("complete", 24)]
 
 
-def test_each_rollout_trains_the_model_once_though_a_player_and_a_trainer_are_killed(schema_url, tmp_path):
+def test_each_rollout_trains_the_model_once_though_a_player_and_a_trainer_are_killed(
+    schema_url, tmp_path
+):
     if find_spec("torch") is None:
         pytest.skip("allowed: no torch for this Python")
     words = command("grpo_groups.py", "--url", schema_url, "--groups", "6")
