@@ -361,6 +361,14 @@ def curve_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
     return [python_rows(url, buffer, _steps_of(rollout), shown)]
 
 
+def token_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
+    """Return lines for Python that put the tokens of a rollout together."""
+    rows = f"rows = list(buffer.{_steps_of(rollout)})"
+    loop = "for rollout in rollouts([rows]):\n    print(rollout.sequences)"
+    imported = "from sqlbuffer.llm import rollouts"
+    return [f"{_opened(url, buffer)}\n{imported}\n{rows}\n{loop}"]
+
+
 def draw_commands(url: str, buffer: str, rollout: Rollout, seqs: Sequence[int]) -> list[str]:
     """Return a line for a shell that shows the batches that held some steps of a rollout."""
     first, last = min(seqs, default=0), max(seqs, default=0)

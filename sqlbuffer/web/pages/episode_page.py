@@ -4,7 +4,7 @@ Whole texts, values, images and differences have addresses of their own.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from sqlbuffer.llm.tokens import LLM_FIELDS
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.browsing.rollouts import (
     Relatives,
@@ -40,6 +41,7 @@ from sqlbuffer.web.rendering import (
     page,
     rollout_commands,
     rollout_link,
+    token_commands,
 )
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.step_arrays import (
@@ -54,6 +56,7 @@ from sqlbuffer.web.step_arrays import (
     value_at,
     value_text,
 )
+from sqlbuffer.web.tokens import COLOURS, has_tokens, tokens_page
 from sqlbuffer.web.transcript import (
     MOST_TURNS,
     Said,
@@ -133,7 +136,7 @@ def _next(key: StepKey) -> StepKey:
 
 STEPS_A_PAGE = 200
 CURVE_BYTES = 64 * 2**20
-VIEWS = {"steps": "Steps", "curves": "Curves", "draws": "Draws"}
+VIEWS = {"steps": "Steps", "tokens": "Tokens", "curves": "Curves", "draws": "Draws"}
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,9 @@ class PagePlace:
         first_turn: Number of the first turn to show of the first step.
         sought: Text to search for.
         view: View of the steps.
+        token: Number of a sequence of tokens, and place in it of the first token to show.
+        colour: What the colour of tokens shows.
+        is_table: Tokens are shown as a table.
     """
 
     at: StepKey | None
@@ -155,12 +161,16 @@ class PagePlace:
     first_turn: int
     sought: str
     view: str
+    token: tuple[int, int] = (0, 0)
+    colour: str = "logprob"
+    is_table: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
         """Return the place that an address names; wrong parts are ignored."""
         query = request.query_params
-        view = query.get("view", "steps")
+        view, colour = query.get("view", "steps"), query.get("colour", "logprob")
+        token = _key(query.get("token", "")) or StepKey(0, 0)
         return cls(
             _key(query.get("at", "")),
             _key(query.get("before", "")),
@@ -168,7 +178,20 @@ class PagePlace:
             _number(query.get("turn", "")) or 0,
             query.get("q", "").strip()[:200],
             view if view in VIEWS else "steps",
+            (max(token.position, 0), max(token.seq, 0)),
+            colour if colour in COLOURS else "logprob",
+            "table" in query,
         )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What links to other steps keep of an address."""
+        kept: dict[str, Any] = {"view": None if self.view == "steps" else self.view}
+        kept["q"] = self.sought or None
+        if self.view == "tokens":
+            kept["colour"] = None if self.colour == "logprob" else self.colour
+            kept["table"] = 1 if self.is_table else None
+        return kept
 
     def keys(self, connection: Any, buffer: Any, rollout: Rollout) -> KeyPage:
         """Return the steps of the page."""
@@ -195,6 +218,9 @@ def _show(request: Request, number: int | None) -> Response:
     with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         rollout = _rollout(request, connection, buffer, number)
+        views = {key: words for key, words in VIEWS.items() if _has_view(buffer, key)}
+        if place.view not in views:
+            place = replace(place, view="steps")
         if "seek" in request.query_params and place.sought:
             return _sought(request, connection, buffer, rollout, place)
         relatives = Relatives()
@@ -211,7 +237,8 @@ def _show(request: Request, number: int | None) -> Response:
         relatives=relatives,
         episode_to=lambda number: episode_link(request, name, number),
         at=place,
-        views=VIEWS,
+        views=views,
+        keep=place.state,
         commands=_commands(site.shown_url, name, rollout, place, keys),
         to=lambda **query: rollout_link(request, name, rollout, **query),
         of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
@@ -224,12 +251,19 @@ def _show(request: Request, number: int | None) -> Response:
     )
 
 
+def _has_view(buffer: Any, view: str) -> bool:
+    """Return True if the steps of a buffer have a view."""
+    return view != "tokens" or has_tokens(buffer.layout.specs)
+
+
 def _commands(url: str, name: str, rollout: Rollout, place: PagePlace, keys: KeyPage) -> list[str]:
     """Return lines that show a view in a shell or in Python."""
     if place.view == "curves":
         return curve_commands(url, name, rollout)
     if place.view == "draws":
         return draw_commands(url, name, rollout, [key.seq for key in keys.keys])
+    if place.view == "tokens":
+        return token_commands(url, name, rollout)
     return rollout_commands(url, name, rollout)
 
 
@@ -279,6 +313,8 @@ def _context(
         context["positions"] = {key.seq: key.position for key in keys.keys}
         context["later"] = _later(keys, len(keys.keys), place)
         return context
+    if place.view == "tokens":
+        return context | _tokens(connection, buffer, place, keys, context["earlier"])
     images = image_fields(buffer.layout.specs)
     steps, n_taken = read_steps(connection, buffer, keys.keys, without=images)
     before = None if earlier is None else _row(connection, buffer, earlier, images)
@@ -315,6 +351,30 @@ def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
     steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
     rows = [(step.key.position, step.row) for step in steps if step.row is not None]
     return {"curves": curves_of(rows), "n_steps": n_steps, "n_read": len(rows)}
+
+
+def _tokens(
+    connection: Any, buffer: Any, place: PagePlace, keys: KeyPage, earlier: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the values of the view of tokens; its pages may end within a step."""
+    needed = (*LLM_FIELDS, "extra")
+    without = [name for name in (*buffer.layout.specs, *PAYLOADS) if name not in needed]
+    steps, n_taken = read_steps(connection, buffer, keys.keys, without=without)
+    read = [(step.key, step.row) for step in steps if step.row is not None]
+    shown = tokens_page([row for _, row in read], place.colour, place.token)
+    at = _text(keys.keys[0]) if keys.keys else None
+    if shown.earlier is not None:
+        earlier = {"at": at, "token": _text(StepKey(*shown.earlier))}
+    later = _later(keys, n_taken, place)
+    has_last = later is not None
+    if shown.later is not None:
+        later = {"at": at, "token": _text(StepKey(*shown.later))}
+    return {
+        "tokens": shown, "earlier": earlier, "later": later, "has_last": has_last,
+        "colours": COLOURS, "colour": place.colour, "is_table": place.is_table, "at_text": at,
+        "token_text": _text(StepKey(*place.token)) if any(place.token) else None,
+        "keys": [_text(key) for key, _ in read], "positions": [key.position for key, _ in read],
+    }  # fmt: skip
 
 
 def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:

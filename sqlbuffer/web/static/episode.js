@@ -50,6 +50,31 @@
     show();
   }
 
+  // Numbers of a token: of the one that is pointed at, or that the arrow keys have reached.
+  function reach(tokens, place) {
+    const all = tokens.children, token = all[Math.max(0, Math.min(all.length - 1, place))];
+    if (!token) return;
+    document.querySelectorAll(".token.now").forEach((each) => each.classList.remove("now"));
+    token.classList.add("now");
+    tell(token);
+    token.scrollIntoView({ block: "nearest" });
+  }
+  function tell(token) {
+    const note = document.querySelector("[data-token-numbers]");
+    if (note) note.textContent = `${token.textContent.trim() || "(space)"}: ${token.title}`;
+  }
+  document.addEventListener("mouseover", (event) => {
+    if (event.target.matches("[data-tokens] > .token")) tell(event.target);
+  });
+  document.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
+    const tokens = document.activeElement;
+    if (!by || !tokens.matches("[data-tokens]") || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const now = [...tokens.children].findIndex((each) => each.classList.contains("now"));
+    reach(tokens, now < 0 ? (by > 1e8 ? by : 0) : now + by);
+  });
+
   const start = (part) => {
     part.querySelectorAll("[data-field-curve]").forEach(draw);
     part.querySelectorAll("[data-strip]").forEach(scrub);
