@@ -273,7 +273,7 @@ def _texts(run: _Run) -> list[str] | None:
         return None
     n = _n_ids(run.row, run.field)
     for name in TEXTS[run.field]:
-        texts = extra.get(name)
+        texts: Any = extra.get(name)
         is_listed = isinstance(texts, (list, tuple)) and len(texts) == n
         if is_listed and all(isinstance(text, str) for text in texts):
             return list(texts)

@@ -176,6 +176,7 @@ class Said:
         answers: The id of the call whose result it is.
         is_answer: True if it is the agent's action in the step, not its context.
         images: Images in it, as `data:` addresses.
+        has_failed: It is marked as the result of a failure.
     """
 
     role: str
@@ -186,6 +187,7 @@ class Said:
     answers: str | None = None
     is_answer: bool = False
     images: tuple[str, ...] = ()
+    has_failed: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -231,7 +233,8 @@ def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
             calls.append(_call(part.get("id"), part.get("name"), part.get("input")))
         elif kind == "tool_result":
             text, shown = _with_images(part.get("content"))
-            yield Said("tool", text, answers=_id(part.get("tool_use_id")), images=shown)
+            answers, failed = _id(part.get("tool_use_id")), _is_failed(part)
+            yield Said("tool", text, answers=answers, images=shown, has_failed=failed)
         elif image := _image(part):
             images.append(image)
         else:
@@ -241,7 +244,9 @@ def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
     if parts and len(rest) < len(parts):
         message = {**message, "content": rest}
     said = _said(role, message, thoughts, calls, is_answer)
-    yield replace(said, images=tuple(images)) if images else said
+    if images or _is_failed(message):
+        said = replace(said, images=tuple(images), has_failed=_is_failed(message))
+    yield said
 
 
 def _said(
@@ -278,6 +283,13 @@ def _role(message: Any) -> str:
         return "user"
     role = message.get("role") if isinstance(message, dict) else None
     return role if isinstance(role, str) and role else "?"
+
+
+def _is_failed(message: Any) -> bool:
+    """Return True if the result of a tool is marked as failed."""
+    return isinstance(message, dict) and (
+        message.get("is_error") is True or message.get("status") == "error"
+    )
 
 
 def _parts(message: Any) -> list[Any]:
@@ -419,7 +431,7 @@ def _border(head: Sequence[_Token], tail: Sequence[_Token]) -> int:
     return lengths[-1] if lengths else 0
 
 
-_RESULT_ROLES = ("tool", "function")
+RESULT_ROLES = ("tool", "function")
 # Calls without a result that are looked at for the one that a result belongs to.
 _OPEN_CALLS = 1_000
 
@@ -478,10 +490,12 @@ class StepTurns:
     Attributes:
         turns: Its turns, without results that stand with their call.
         n_folded: Number of messages that repeat the conversation before.
+        added: All its turns.
     """
 
     turns: list[Turn]
     n_folded: int
+    added: list[Turn] = field(default_factory=list)
 
 
 class Transcript:
@@ -526,7 +540,7 @@ class Transcript:
             actions: Actions of the step.
             state: State of the step, if it is a text.
         """
-        said = said_in_step(messages, actions, state)
+        said, n_before = said_in_step(messages, actions, state), len(self._turns)
         context = [message for message in said if not message.is_answer]
         n_context, n_aligned = n_repeated(self._said, context)
         # The agent's action may be written differently in its context, or be missing there.
@@ -540,7 +554,8 @@ class Transcript:
         if is_among(answers, context[n_context:]):
             n_answers = len(answers)
         turns += self._added(seq, len(context) + n_answers, answers[n_answers:])
-        return StepTurns(turns, n_context + n_answers)
+        added = [turn for turn in self._turns[n_before:] if turn is not None]
+        return StepTurns(turns, n_context + n_answers, added)
 
     def _added(self, seq: int, place: int, said: Iterable[Said]) -> list[Turn]:
         shown = []
@@ -575,7 +590,7 @@ class Transcript:
 
     def _is_result(self, turn: Turn) -> bool:
         """Return True if a turn is the result of a call that is shown, and stands with it now."""
-        if turn.said.role not in _RESULT_ROLES:
+        if turn.said.role not in RESULT_ROLES:
             return False
         call = self._call_of(turn.said)
         if call is None:
@@ -920,7 +935,7 @@ def steps_page(
         room -= len(shown)
         chars -= sum(map(_n_chars, shown))
         views.append(view)
-    matched = {id(turn) for view in views for turn in _with_results(view.turns)}
+    matched = {id(turn) for view in views for turn in with_results(view.turns)}
     return StepsPage(
         views,
         [turn for turn in transcript.matches if id(turn) in matched],
@@ -980,7 +995,8 @@ def _columns(views: Sequence[StepView]) -> list[str]:
     return [*paths][:MOST_COLUMNS]
 
 
-def _with_results(turns: Iterable[Turn]) -> Iterable[Turn]:
+def with_results(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Yield turns, each followed by the results of its calls."""
     for turn in turns:
         yield turn
         for call in turn.calls:

@@ -3,7 +3,6 @@
 Whole texts, values, images and differences have addresses of their own.
 """
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from sqlbuffer.storage.browsing.steps import (
     read_steps,
     spaced_keys,
 )
+from sqlbuffer.web.jumps import KINDS, marks_of, marks_on
 from sqlbuffer.web.rendering import (
     buffer_link,
     buffer_of,
@@ -43,6 +43,7 @@ from sqlbuffer.web.rendering import (
     rollout_link,
     token_commands,
 )
+from sqlbuffer.web.searching import found_ahead
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.step_arrays import (
     MOST_SIDE,
@@ -61,78 +62,14 @@ from sqlbuffer.web.transcript import (
     MOST_TURNS,
     Said,
     StepsPage,
-    Transcript,
     difference,
+    first_line,
     pieces,
     printable,
     said_in_step,
     steps_page,
     whole_conversation,
 )
-
-MOST_SECONDS = 1.0
-STEPS_AT_ONCE = 100
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The result of a search.
-
-    Attributes:
-        key: Step that has the text; None if no searched step has it.
-        anchor: Id of the element of the first turn that has it.
-        n_searched: Number of steps that were searched.
-        reached: Last searched step; None if the search reached the end.
-    """
-
-    key: StepKey | None
-    anchor: str | None
-    n_searched: int
-    reached: StepKey | None
-
-
-def found_ahead(
-    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, sought: str
-) -> SearchResult:
-    """Return the next step of a rollout whose conversation has a text that is new there.
-
-    The search ends after a second; the next call continues where it ended.
-
-    Args:
-        connection: A transaction.
-        buffer: The buffer.
-        rollout: The rollout.
-        after: Only steps behind this one.
-        sought: The text.
-    """
-    deadline = time.monotonic() + MOST_SECONDS
-    transcript, n = Transcript(sought), 0
-    if after is not None:
-        earlier = key_page(connection, buffer, rollout, 1, before=_next(after)).keys
-        for step in read_steps(connection, buffer, earlier)[0]:
-            if step.row is not None:
-                data = step.row.exp_data
-                transcript.context(data.messages, data.actions, data.state)
-    while True:
-        keys = key_page(connection, buffer, rollout, STEPS_AT_ONCE, after=after)
-        steps, n_taken = read_steps(connection, buffer, keys.keys)
-        for step in steps:
-            if step.row is not None:
-                data = step.row.exp_data
-                transcript.step(step.key.seq, data.messages, data.actions, data.state)
-            n += 1
-            if transcript.matches:
-                return SearchResult(step.key, transcript.matches[0].anchor, n, step.key)
-        if n_taken == len(keys.keys) and not keys.has_more:
-            return SearchResult(None, None, n, None)
-        after = keys.keys[n_taken - 1]
-        if time.monotonic() > deadline:
-            return SearchResult(None, None, n, after)
-
-
-def _next(key: StepKey) -> StepKey:
-    return StepKey(key.position, key.seq + 1)
-
 
 STEPS_A_PAGE = 200
 CURVE_BYTES = 64 * 2**20
@@ -153,6 +90,7 @@ class PagePlace:
         token: Number of a sequence of tokens, and place in it of the first token to show.
         colour: What the colour of tokens shows.
         is_table: Tokens are shown as a table.
+        jump: Kind of place to go to; see `jumps.KINDS`.
     """
 
     at: StepKey | None
@@ -164,6 +102,7 @@ class PagePlace:
     token: tuple[int, int] = (0, 0)
     colour: str = "logprob"
     is_table: bool = False
+    jump: str | None = None
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
@@ -181,6 +120,7 @@ class PagePlace:
             (max(token.position, 0), max(token.seq, 0)),
             colour if colour in COLOURS else "logprob",
             "table" in query,
+            query.get("jump") if query.get("jump") in KINDS else None,
         )
 
     @property
@@ -221,7 +161,7 @@ def _show(request: Request, number: int | None) -> Response:
         views = {key: words for key, words in VIEWS.items() if _has_view(buffer, key)}
         if place.view not in views:
             place = replace(place, view="steps")
-        if "seek" in request.query_params and place.sought:
+        if "seek" in request.query_params and (place.sought or place.jump):
             return _sought(request, connection, buffer, rollout, place)
         relatives = Relatives()
         if rollout.number is not None:
@@ -245,6 +185,7 @@ def _show(request: Request, number: int | None) -> Response:
         version=buffer.info.id,
         pieces=lambda text: pieces(text, place.sought),
         printable=printable,
+        first_line=first_line,
         missed=_number(request.query_params.get("missed", "")),
         reached=request.query_params.get("reached"),
         **context,
@@ -296,7 +237,7 @@ def _context(
     context: dict[str, Any] = {
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
-        "has_last": True,
+        "has_last": True, "marks": {}, "kinds": KINDS,
     }  # fmt: skip
     if place.view == "curves":
         return context | _curves(connection, buffer, rollout)
@@ -333,7 +274,9 @@ def _context(
         later = _later(keys, n_taken, place)
     # The page has the last step already, which continues after it.
     is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
-    return context | {"steps": shown, "later": later, "has_last": not is_last}
+    return context | {
+        "steps": shown, "later": later, "has_last": not is_last, "marks": marks_on(shown),
+    }  # fmt: skip
 
 
 def _later(keys: KeyPage, n_shown: int, place: PagePlace) -> dict[str, Any] | None:
@@ -385,10 +328,17 @@ def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:
 def _sought(
     request: Request, connection: Any, buffer: Any, rollout: Rollout, place: PagePlace
 ) -> Response:
-    """Send the browser to the next step that contains the searched text."""
+    """Send the browser to the next step that has what is searched for."""
     after = None if place.at is None else _before(place.at)
-    result = found_ahead(connection, buffer, rollout, after, place.sought)
-    query: dict[str, Any] = {"q": place.sought}
+    kind, sought = place.jump, place.sought
+
+    def find(step: Any, turns: Any) -> str | None:
+        if kind is not None:
+            return next(iter(marks_of(kind, step.key.seq, step.row, turns)), None)
+        return next((turn.anchor for turn in turns if turn.is_match), None)
+
+    result = found_ahead(connection, buffer, rollout, after, find, sought)
+    query: dict[str, Any] = {"q": sought or None, "jump": kind}
     if result.key is not None:
         query["at"] = _text(result.key)
     else:
