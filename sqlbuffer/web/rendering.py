@@ -335,9 +335,9 @@ def rollout_link(request: Request, buffer: str, rollout: Rollout, **query: Any) 
     return buffer_link(request, buffer, "/task", **keys, **query)
 
 
-def difference_link(request: Request, buffer: str, a: int, b: int) -> str:
+def difference_link(request: Request, buffer: str, a: int, b: int, **query: Any) -> str:
     """Return the address of the difference between two conversations."""
-    return buffer_link(request, buffer, "/difference", a=a, b=b)
+    return buffer_link(request, buffer, "/difference", a=a, b=b, **query)
 
 
 def buffer_of(request: Request) -> str:

@@ -67,14 +67,19 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_picture, text)
 
 
-def shown_text(text: str) -> ShownText:
+def shown_text(text: str, lines: int = SHOWN_LINES, chars: int = SHOWN_CHARS) -> ShownText:
     """Return what is shown of a text.
+
+    Args:
+        text: The text.
+        lines: Number of lines of a longer text that are shown immediately.
+        chars: Number of its characters that are shown immediately.
 
     Example:
         >>> shown_text("one\\ntwo").head
         'one\\ntwo'
     """
-    end = _head_end(text)
+    end = _head_end(text, lines, chars)
     stop = min(len(text), FOLDED_CHARS) if end < len(text) else end
     return ShownText(
         printable(text[:end]), printable(text[end:stop]), len(text),
@@ -117,19 +122,19 @@ def pieces(text: str, sought: str) -> list[tuple[str, bool]]:
     return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
 
-def _head_end(text: str) -> int:
+def _head_end(text: str, lines: int, chars: int) -> int:
     """Return the end of the part that is shown immediately; a few extra lines are shown too."""
-    if len(text) <= SHOWN_CHARS * 5 // 4 and text.count("\n") < SHOWN_LINES * 5 // 4:
+    if len(text) <= chars * 5 // 4 and text.count("\n") < lines * 5 // 4:
         return len(text)
     end = 0
-    for _ in range(SHOWN_LINES):
-        newline = text.find("\n", end, SHOWN_CHARS)
+    for _ in range(lines):
+        newline = text.find("\n", end, chars)
         if newline < 0:
             break
         end = newline + 1
     else:
         return end
-    return SHOWN_CHARS if len(text) > SHOWN_CHARS else len(text)
+    return chars if len(text) > chars else len(text)
 
 
 def _picture(match: re.Match[str]) -> str:
@@ -660,6 +665,15 @@ class DifferentTurn:
     kind: Literal["same", "changed", "left", "right"]
     role: str
     lines: list[Line]
+
+    @property
+    def sides(self) -> tuple[list[Line], list[Line]]:
+        """The lines of the left and of the right turn; lines of both are in each."""
+        if self.kind in ("left", "right"):
+            return (self.lines, []) if self.kind == "left" else ([], self.lines)
+        left = [line for line in self.lines if line.kind != "right"]
+        right = [line for line in self.lines if line.kind != "left"]
+        return left, right
 
 
 @dataclass(frozen=True)

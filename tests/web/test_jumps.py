@@ -38,8 +38,8 @@ def jumps(page):
     listed = re.search(r'aria-label="Jump to">(.*?)</nav>', page, re.S)
     kinds = {}
     for part in re.findall(r"<span>(.*?)</span>", listed[1] if listed else "", re.S):
-        links = re.findall(r'<a href="#([^"]+)" title="[^"]*">(\d+)</a>', part)
-        kinds[part.split("<")[0].strip()] = links
+        links = re.findall(r'<a href="#([^"]+)" title="[^"]*">step (\d+)</a>', part)
+        kinds[part.split("<")[0].strip(" :")] = links
         assert all(f'id="{anchor}"' in page for anchor, _ in links)
     return {kind: [int(position) for _, position in links] for kind, links in kinds.items()}
 

@@ -436,6 +436,22 @@ def rollout_page(
         return _by_column(connection, info.id, query, limit)
 
 
+def group_rewards(
+    connection: Connection, buffer_id: int, group_id: str, limit: int
+) -> dict[int, float | None]:
+    """Return the rewards of the episodes of a group, without aborted ones, by their numbers.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        group_id: The group.
+        limit: Maximum number of episodes.
+    """
+    is_own = (_own.buffer_id == buffer_id) & (_own.group_id == group_id) & (_own.episode_id != 0)
+    columns = select(_own.episode_id, rollout_reward).where(is_own, ~_own.is_aborted)
+    return dict(connection.execute(columns.limit(limit)).all())
+
+
 def _by_column(
     connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
 ) -> RolloutPage:

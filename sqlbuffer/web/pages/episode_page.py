@@ -29,7 +29,7 @@ from sqlbuffer.storage.browsing.steps import (
     read_steps,
     spaced_keys,
 )
-from sqlbuffer.web.jumps import KINDS, marks_of, marks_on
+from sqlbuffer.web.jumps import KINDS, has_failed, marks_of, marks_on
 from sqlbuffer.web.rendering import (
     buffer_link,
     buffer_of,
@@ -186,6 +186,7 @@ def _show(request: Request, number: int | None) -> Response:
         pieces=lambda text: pieces(text, place.sought),
         printable=printable,
         first_line=first_line,
+        has_failed=has_failed,
         missed=_number(request.query_params.get("missed", "")),
         reached=request.query_params.get("reached"),
         **context,
@@ -414,6 +415,7 @@ def image(request: Request) -> Response:
 def show_difference(request: Request) -> Response:
     """Return the page of the difference between two conversations."""
     site, name = site_of(request), buffer_of(request)
+    view = "sides" if request.query_params.get("view") == "sides" else "lines"
     sides = []
     with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
@@ -436,12 +438,20 @@ def show_difference(request: Request) -> Response:
         difference=differences,
         is_cut=a_cut or b_cut or differences.is_cut,
         to=lambda rollout: episode_link(request, name, rollout.number),
-        other_way=difference_link(request, name, b.number or 0, a.number or 0),
+        view=view,
+        views={"lines": "Line by line", "sides": "Side by side"},
+        view_to=lambda name_of_view: _sides_link(request, a, b, name_of_view),
+        other_way=_sides_link(request, b, a, view),
         commands=[
             line for compared in (a, b) for line in rollout_commands(site.shown_url, name, compared)
         ],
         printable=printable,
     )
+
+
+def _sides_link(request: Request, a: Rollout, b: Rollout, view: str) -> str:
+    query = {"view": None if view == "lines" else view}
+    return difference_link(request, buffer_of(request), a.number or 0, b.number or 0, **query)
 
 
 def _conversation(connection: Any, buffer: Any, rollout: Rollout) -> tuple[list[Said], bool]:

@@ -7,7 +7,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
-from sqlbuffer.storage.browsing.rollouts import RolloutQuery, browsed_buffer, rollout_page
+from sqlbuffer.storage.browsing.rollouts import (
+    RolloutQuery,
+    browsed_buffer,
+    group_rewards,
+    rollout_page,
+)
+from sqlbuffer.web.answers import advantages_of, group_texts
+from sqlbuffer.web.jumps import has_failed
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
     episodes_statement,
@@ -15,12 +22,22 @@ from sqlbuffer.web.pages.episodes_page import (
     place_text,
     rollout_address,
 )
-from sqlbuffer.web.rendering import command_line, difference_link, link, page, quoted
+from sqlbuffer.web.rendering import (
+    buffer_link,
+    command_line,
+    difference_link,
+    link,
+    page,
+    quoted,
+)
 from sqlbuffer.web.site import site_of
+from sqlbuffer.web.transcript import first_line, pieces, printable
 
 TAB = ("/groups", "Groups")
 GROUPS_A_PAGE = 50
 ROLLOUTS_A_PAGE = 64
+# Groups of more episodes have no advantages on the page.
+MOST_SIBLINGS = 10_000
 _SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "group"), strict=True))
 
 
@@ -66,11 +83,11 @@ def show(request: Request) -> Response:
 
 
 def show_group(request: Request) -> Response:
-    """Return the rollouts of one group."""
+    """Return the rollouts of one group, with what they were asked and what they said."""
     site, name = site_of(request), buffer_of(request)
     group_id = request.query_params.get("group", "")
     sort = request.query_params.get("sort", "best")
-    with site.pool.connection() as connection:
+    with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         known = "\0" not in group_id
         group = group_of(connection, buffer.info.id, group_id) if known else None
@@ -80,6 +97,8 @@ def show_group(request: Request) -> Response:
             after=page_place(request.query_params.get("after"), "nn", "0n"),
         )
         listing = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
+        rewards = group_rewards(connection, buffer.info.id, query.group_id or "", MOST_SIBLINGS + 1)
+        texts = group_texts(connection, buffer, listing.rollouts)
 
     def to(**changed: Any) -> str:
         state = {"buffer": name, "group": group_id, "sort": query.sort}
@@ -105,7 +124,19 @@ def show_group(request: Request) -> Response:
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
         ends=ends,
-        difference_to=lambda a, b: difference_link(request, name, a.number, b.number),
+        widest=(group.least, group.greatest) if group is not None and group.spread else None,
+        episodes=episodes,
+        difference_to=lambda a, b: difference_link(request, name, a.number, b.number, view="sides"),
+        compare_to=buffer_link(request, name, "/difference"),
+        advantages=advantages_of(rewards if len(rewards) <= MOST_SIBLINGS else {}),
+        most_siblings=MOST_SIBLINGS,
+        has_advantages=len(rewards) <= MOST_SIBLINGS,
+        texts_of=texts,
+        of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
+        pieces=lambda text: pieces(text, ""),
+        printable=printable,
+        first_line=first_line,
+        has_failed=has_failed,
         commands=[command_line("sql", site.shown_url, statement)],
     )
 
