@@ -15,7 +15,7 @@ MOST_SECONDS = 2.0
 # Steps at an end of a rollout that are read for its prompt or its answer.
 MOST_STEPS = 8
 MOST_PROMPT_TURNS = 20
-ANSWER_LINES, ANSWER_CHARS = 4, 240
+ANSWER_LINES, ANSWER_CHARS, FOLDED_CHARS = 4, 240, 2_000
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def _shown(turn: Turn) -> Answer:
     text = said.text
     if not text:
         part, text = "call0", f"→ {said.calls[0].name}\n{said.calls[0].arguments}"
-    return Answer(turn.seq, turn.place, part, shown_text(text, ANSWER_LINES, ANSWER_CHARS))
+    shown = shown_text(text, ANSWER_LINES, ANSWER_CHARS, FOLDED_CHARS)
+    return Answer(turn.seq, turn.place, part, shown)
 
 
 def _turns(connection: Any, buffer: Any, keys: KeyPage) -> list[Turn]:

@@ -18,12 +18,26 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.sqlite import refuse_memory
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.access import UNRUN, Access
-from sqlbuffer.web.pages import buffers_page, episode_page, episodes_page, groups_page, sql_page
+from sqlbuffer.web.pages import (
+    buffers_page,
+    episode_page,
+    episodes_page,
+    groups_page,
+    search_page,
+    sql_page,
+)
 from sqlbuffer.web.rendering import FOLDER, here_of, link, page
 from sqlbuffer.web.site import Site
 
 # Each page has a module with its ROUTES; one about a whole buffer has a TAB: its path and name.
-PAGES: tuple[Any, ...] = (buffers_page, episodes_page, groups_page, episode_page, sql_page)
+PAGES: tuple[Any, ...] = (
+    buffers_page,
+    episodes_page,
+    groups_page,
+    search_page,
+    episode_page,
+    sql_page,
+)
 
 
 def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Starlette:

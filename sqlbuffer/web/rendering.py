@@ -369,6 +369,19 @@ def token_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
     return [f"{_opened(url, buffer)}\n{imported}\n{rows}\n{loop}"]
 
 
+def word_commands(url: str, buffer: str, words: Sequence[str]) -> list[str]:
+    """Return lines for Python that find the steps with some words."""
+    texts = [word.lower() for word in words]
+    shown = "row.exp_meta.task_id, row.exp_meta.episode_id, row.seq"
+    return [
+        f"{_opened(url, buffer)}\n"
+        f"for row in buffer:\n"
+        f"    text = str(row.exp_data).lower()\n"
+        f"    if all(word in text for word in {texts!r}):\n"
+        f"        print({shown})"
+    ]
+
+
 def draw_commands(url: str, buffer: str, rollout: Rollout, seqs: Sequence[int]) -> list[str]:
     """Return a line for a shell that shows the batches that held some steps of a rollout."""
     first, last = min(seqs, default=0), max(seqs, default=0)

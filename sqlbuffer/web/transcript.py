@@ -67,20 +67,23 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_picture, text)
 
 
-def shown_text(text: str, lines: int = SHOWN_LINES, chars: int = SHOWN_CHARS) -> ShownText:
+def shown_text(
+    text: str, lines: int = SHOWN_LINES, chars: int = SHOWN_CHARS, folded: int = FOLDED_CHARS
+) -> ShownText:
     """Return what is shown of a text.
 
     Args:
         text: The text.
         lines: Number of lines of a longer text that are shown immediately.
         chars: Number of its characters that are shown immediately.
+        folded: Number of its characters that are shown or folded.
 
     Example:
         >>> shown_text("one\\ntwo").head
         'one\\ntwo'
     """
     end = _head_end(text, lines, chars)
-    stop = min(len(text), FOLDED_CHARS) if end < len(text) else end
+    stop = min(len(text), max(folded, end)) if end < len(text) else end
     return ShownText(
         printable(text[:end]), printable(text[end:stop]), len(text),
         text.count("\n") + 1 if text else 0, stop < len(text),
@@ -109,16 +112,17 @@ def has_text(text: str, sought: str) -> bool:
     return re.search(re.escape(sought), text, re.IGNORECASE) is not None
 
 
-def pieces(text: str, sought: str) -> list[tuple[str, bool]]:
+def pieces(text: str, *sought: str) -> list[tuple[str, bool]]:
     """Return a text in pieces, and which of them are what is looked for.
 
     Example:
         >>> pieces("To be", "be")
         [('To ', False), ('be', True)]
     """
-    if not sought:
+    wanted = sorted(map(re.escape, filter(None, sought)), key=len, reverse=True)
+    if not wanted:
         return [(text, False)]
-    parts = re.split(f"({re.escape(sought)})", text, flags=re.IGNORECASE)
+    parts = re.split(f"({'|'.join(wanted)})", text, flags=re.IGNORECASE)
     return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
 

@@ -225,6 +225,14 @@ def relatives_of(connection: Connection, buffer_id: int, number: int) -> Relativ
     )  # fmt: skip
 
 
+def episode_metas(connection: Connection, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the JSON of the metadata of episodes that have some, by their numbers."""
+    episode = episodes.c
+    is_own = is_number_of(episode.id, bindparam(None, list(numbers), SeqList()))
+    metas = select(episode.id, cast(episode.meta, Text)).where(is_own, episode.meta.is_not(None))
+    return dict(connection.execute(metas).all()) if numbers else {}
+
+
 # Rollouts that no index orders or finds are searched among the newest ones.
 LOOKED_AT = 10_000
 LOOKED_AT_BY_CONDITION = 1_000

@@ -272,6 +272,41 @@ def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table:
     return [true()]
 
 
+def keys_of_episodes(
+    connection: Connection, buffer: OpenBuffer, numbers: Sequence[int]
+) -> dict[int, list[StepKey]]:
+    """Return all steps of some short episodes in their order, by the numbers of the episodes.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        numbers: The episodes. Their steps are not limited, so give the numbers of short ones.
+    """
+    keys: dict[int, list[StepKey]] = {number: [] for number in numbers}
+    low, listed_numbers = buffer.window_in(connection).low, bindparam(None, [*keys], SeqList())
+    if buffer.info.has_chunks:
+        chunk = chunks.c
+        columns = (chunk.first_seq, chunk.n_steps, chunk.t, chunk.step, chunk.steps)
+        heads = select(chunk.episode_id, *columns).where(
+            chunk.buffer_id == buffer.info.id,
+            is_number_of(chunk.episode_id, listed_numbers),
+            unindexed(chunk.first_seq) > low - MAX_CHUNK_STEPS,
+        )
+        for number, *head in connection.execute(heads):
+            steps = _steps_of(head, is_placed=True)
+            keys[number] += [key for key in steps if key.seq > low]
+    else:
+        row = experiences.c
+        rows = select(row.episode_id, row.t, row.seq).where(
+            row.buffer_id == buffer.info.id,
+            is_number_of(row.episode_id, listed_numbers),
+            unindexed(row.seq) > low,
+        )
+        for number, *key in connection.execute(rows):
+            keys[number].append(StepKey(*key))
+    return {number: sorted(of_episode) for number, of_episode in keys.items()}
+
+
 def spaced_keys(
     connection: Connection, buffer: OpenBuffer, rollout: Rollout, n: int
 ) -> tuple[list[StepKey], int]:

@@ -11,6 +11,7 @@ from sqlbuffer.storage.browsing.rollouts import (
     RolloutQuery,
     browsed_buffer,
     group_rewards,
+    in_order,
     rollout_page,
 )
 from sqlbuffer.web.answers import advantages_of, group_texts
@@ -87,7 +88,7 @@ def show_group(request: Request) -> Response:
     site, name = site_of(request), buffer_of(request)
     group_id = request.query_params.get("group", "")
     sort = request.query_params.get("sort", "best")
-    with site.pool.connection(in_order=True) as connection:
+    with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
         known = "\0" not in group_id
         group = group_of(connection, buffer.info.id, group_id) if known else None
@@ -98,7 +99,8 @@ def show_group(request: Request) -> Response:
         )
         listing = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
         rewards = group_rewards(connection, buffer.info.id, query.group_id or "", MOST_SIBLINGS + 1)
-        texts = group_texts(connection, buffer, listing.rollouts)
+        with in_order(connection):
+            texts = group_texts(connection, buffer, listing.rollouts)
 
     def to(**changed: Any) -> str:
         state = {"buffer": name, "group": group_id, "sort": query.sort}
