@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
+from sqlbuffer.llm import LLM_FIELDS
 from tests.support.browsing import Visit, running_chromium
 from tests.support.markdown import ROOT
 from tests.support.web_pages import NO_PAGES, kind_of
@@ -22,6 +23,8 @@ PICTURES = {
     "episodes": r"/episodes\?buffer=agent",
     "arrays": r"/buffers/walker/episodes/\d+",
     "dark": r"/buffers/agent/episodes/\d+",
+    "tokens": r"/buffers/grpo/episodes/\d+\?view=tokens",
+    "group": r"/group\?buffer=grpo",
 }
 
 
@@ -44,6 +47,34 @@ def fill(url: str) -> None:
     with ReplayBuffer(url, "agent") as buffer:
         for number in range(48):
             buffer.store_batch([*conversation(number, rng)])
+    with ReplayBuffer(url, "grpo", fields=LLM_FIELDS) as buffer:
+        for number in range(8):
+            store_rollout(buffer, number, rng)
+
+
+def store_rollout(buffer: ReplayBuffer, number: int, rng: np.random.Generator) -> None:
+    """Store an answer with its tokens: here each word is one."""
+    is_right = number % 3 != 1
+    said = (
+        "<think> 17 times 24 : 17 times 20 is 340 , and 17 times 4 is 68 . "
+        f"340 plus 68 is {408 if is_right else 398} . </think> The product is "
+        f"{408 if is_right else 398} ."
+    )
+    words = [f" {word}" for word in said.split()]
+    asked = [
+        {"role": "system", "content": "Think first. Then give the product in one sentence."},
+        {"role": "user", "content": "What is 17 times 24?"},
+    ]
+    with buffer.episode("17 x 24", episode_id=f"17 x 24/{number}", model_version=12) as episode:
+        episode.append(
+            messages=asked,
+            actions=["".join(words).strip()],
+            extra={"completion_tokens": words},
+            prompt_ids=rng.integers(0, 50_000, 24),
+            completion_ids=rng.integers(0, 50_000, len(words)),
+            logprobs=-rng.exponential(0.8, len(words)).astype(np.float32),
+        )
+        episode.end(reward=float(is_right) - 0.1 * (number % 2))
 
 
 def conversation(number: int, rng: np.random.Generator) -> Iterator[DataRow]:
@@ -82,7 +113,7 @@ def addresses(visit: Visit) -> dict[str, str]:
         for name, pattern in PICTURES.items():
             if re.match(pattern, path):
                 found.setdefault(name, path)
-        kind = (kind_of(path), "walker" in path, "agent" in path)
+        kind = (kind_of(path), *(name in path for name in ("walker", "agent", "grpo")))
         if kind in seen or kind_of(path).endswith(NO_PAGES):
             continue
         seen.add(kind)

@@ -5,10 +5,18 @@ import pytest
 from playwright.sync_api import expect
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.llm import LLM_FIELDS
 from tests.integrations.web.conftest import running_writer
 from tests.support import sql
 
 N_FRAMES = 230
+N_TOKENS = 30_000
+FAILURE = {"role": "tool", "tool_call_id": "c", "content": "Error: division by zero"}
+CALL = {
+    "role": "assistant",
+    "content": "I divide.",
+    "tool_calls": [{"id": "c", "function": {"name": "divide", "arguments": "{}"}}],
+}
 
 
 @pytest.fixture
@@ -27,6 +35,106 @@ def episodes(filled):
         buffer.annotate(seqs[:3], v_t=0.5, adv_t=-0.5, version=1)
         buffer.quarantine(seqs[:1], reason="odd")
     return filled, dict(sql.run(filled, "SELECT key, id FROM episodes"))
+
+
+@pytest.fixture
+def tokens(filled):
+    """Return a database with a group of rollouts with tokens in addition, and their numbers."""
+    system = {"role": "system", "content": "Be careful. " * 200}
+    with ReplayBuffer(filled, "tokens", fields=LLM_FIELDS) as buffer:
+        for name, n in (("short", 3), ("long", N_TOKENS)):
+            with buffer.episode("divide", episode_id=name, model_version=7) as episode:
+                asked = [system, {"role": "user", "content": "6 / 0?"}]
+                first = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -4.0]}
+                texts = {"completion_tokens": ["I", " divide."]}
+                episode.append(messages=asked, actions=[CALL], extra=texts, **first)
+                asked = [*asked, CALL, FAILURE]
+                ids = [*range(n)]
+                episode.append(
+                    messages=asked, actions=[f"It has no value. {name}"], reward=1.0,
+                    prompt_ids=[1, 2, 3, 4, 5], completion_ids=ids, logprobs=[-1.0] * n,
+                    loss_mask=[i % 2 == 0 for i in ids],
+                )  # fmt: skip
+    return filled, dict(sql.run(filled, "SELECT key, id FROM episodes"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_of_tokens_groups_and_searches_can_be_used_by_all(tokens, visit, scheme):
+    url, numbers = tokens
+    browser, found = visit(url, color_scheme=scheme), {}
+    short, long = (f"/buffers/tokens/episodes/{numbers[key]}" for key in ("short", "long"))
+    for path in (
+        short, f"{short}?view=tokens", f"{short}?view=tokens&colour=mask",
+        f"{short}?view=tokens&colour=version&table=1", f"{long}?view=tokens",
+        "/group?buffer=tokens&group=divide", "/search?buffer=tokens&q=division",
+        f"/buffers/tokens/difference?a={numbers['short']}&b={numbers['long']}&view=sides",
+    ):  # fmt: skip
+        browser.page.set_viewport_size({"width": 400, "height": 800})
+        browser.open(path)
+        found[path] = browser.violations()
+        wide = browser.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        assert not wide, path
+    assert [violation for page in found.values() for violation in page] == []
+
+
+def test_numbers_of_a_token_are_told_when_it_is_pointed_at_or_reached(tokens, visit):
+    url, numbers = tokens
+    page = visit(url).open(f"/buffers/tokens/episodes/{numbers['short']}?view=tokens")
+    told = page.locator("[data-token-numbers]")
+    page.get_by_text("divide.", exact=True).hover()
+    expect(told).to_have_text("divide.: place 3, id 4, log-probability -4, in the loss, version 7")
+    page.locator("[data-tokens]").nth(3).focus()
+    for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect(told).to_have_text("1: place 6, id 1, log-probability -1, masked")
+    assert page.locator(".token.now").count() == 1
+
+
+def test_a_sequence_of_30_000_tokens_is_shown_a_page_at_a_time(tokens, visit):
+    url, numbers = tokens
+    page = visit(url).open(f"/buffers/tokens/episodes/{numbers['long']}?view=tokens")
+    assert page.locator(".token[title]").count() == 2_000
+    page.get_by_text("Later →").first.click()
+    expect(page.locator(".token[title]").first).to_have_text("1995")
+    # The next page came without a reload, and its tokens tell their numbers too.
+    page.locator(".token[title]").nth(4).hover()
+    expect(page.locator("[data-token-numbers]")).to_contain_text("id 1999")
+
+
+def test_links_jump_to_rewards_and_failures_and_a_system_prompt_opens(tokens, visit):
+    url, numbers = tokens
+    page = visit(url).open(f"/buffers/tokens/episodes/{numbers['short']}")
+    page.get_by_title("tool failure in step 0").click()
+    assert page.locator(":target").inner_text().startswith("result failed\nError: division")
+    page.get_by_title("reward in step 1").click()
+    assert "step 1" in page.locator(":target header").inner_text()
+    prompt = page.locator(".instructions .said").first
+    assert not prompt.is_visible()
+    page.locator(".instructions summary").first.click()
+    assert prompt.is_visible()
+
+
+def test_a_group_leads_to_two_rollouts_side_by_side(tokens, visit):
+    url, _ = tokens
+    page = visit(url).open("/group?buffer=tokens&group=divide")
+    page.get_by_label("left").select_option(label="short, reward 1")
+    page.get_by_label("right").select_option(label="long, reward 1")
+    page.get_by_role("button", name="Side by side").click()
+    page.wait_for_url("**/difference?**")
+    left, right = (page.locator(f".line.{side}").bounding_box() for side in ("left", "right"))
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == right["y"]
+
+
+def test_a_search_leads_to_the_step(tokens, visit):
+    url, _ = tokens
+    page = visit(url).open("/search?buffer=tokens")
+    page.keyboard.press("/")
+    page.keyboard.type("division zero")
+    page.keyboard.press("Enter")
+    page.locator(".hit a").first.click()
+    page.wait_for_url("**/episodes/**")
+    assert "Error: division by zero" in page.locator(":target").inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -159,7 +159,7 @@ def test_the_groups_next_to_a_writer_are_those_of_sql(filled, visit):
         shown = browser.cells()
         browser.page.click("main table a")
         browser.page.wait_for_url("**/group?**")
-        best = [number(cells[4]) for cells in browser.cells()]
+        best = [number(cells[1]) for cells in browser.cells()]
     wanted = sql.run(filled, question)
     assert [cells[0] for cells in shown] == [task for task, *_ in wanted]
     for cells, (_, n, *figures) in zip(shown, wanted, strict=True):
