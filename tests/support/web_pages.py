@@ -13,7 +13,7 @@ _VIEWS = (
         "sort=best", "sort=longest", "sort=spread", "sort=agent", "sort=ended%20descending",
         "status=open", "agent=default", "least=0", "condition=step%3D1",
     )),
-    "/groups?buffer={0}&sort=task",
+    "/groups?buffer={0}&sort=task", "/search?buffer={0}&q=a",
     "{1}", "{1}?view=curves", "{1}?view=draws",
 )  # fmt: skip
 _LINK = re.compile(r'<a\b[^>]*\shref="(/[^"#]*)')

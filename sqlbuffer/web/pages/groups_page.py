@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
+from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, ListedGroup, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import (
     RolloutQuery,
     browsed_buffer,
@@ -126,7 +126,7 @@ def show_group(request: Request) -> Response:
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
         ends=ends,
-        widest=(group.least, group.greatest) if group is not None and group.spread else None,
+        widest=_ends_of(group),
         episodes=episodes,
         difference_to=lambda a, b: difference_link(request, name, a.number, b.number, view="sides"),
         compare_to=buffer_link(request, name, "/difference"),
@@ -141,6 +141,13 @@ def show_group(request: Request) -> Response:
         has_failed=has_failed,
         commands=[command_line("sql", site.shown_url, statement)],
     )
+
+
+def _ends_of(group: ListedGroup | None) -> tuple[float, float] | None:
+    """Return the least and the greatest reward of a group; None if there are not two."""
+    if group is None or group.least is None or group.greatest is None:
+        return None
+    return (group.least, group.greatest) if group.greatest > group.least else None
 
 
 ROUTES = [Route("/groups", show), Route("/group", show_group)]

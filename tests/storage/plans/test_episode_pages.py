@@ -19,6 +19,7 @@ from sqlbuffer.storage.browsing.steps import (
     StepKey,
     draws_of,
     key_page,
+    keys_of_episodes,
     notes_of,
     read_steps,
     spaced_keys,
@@ -183,6 +184,23 @@ def test_a_page_of_a_task_reads_its_steps_alone(large_url):
     assert watch.rows_scanned < 300
     assert watch.rows_fetched < 500
     assert watch.steps < 20_000
+
+
+@pytest.mark.parametrize("name", ["rows", "chunks"])
+def test_the_steps_of_many_short_episodes_are_looked_up(large_url, name):
+    with (
+        watched(large_url, tables=TABLES) as watch,
+        snapshot(watch.engine, in_order=True) as connection,
+    ):
+        buffer = browsed(connection, name)
+        number = rollout_of(large_url, connection, buffer, "e200").number
+        found = keys_of_episodes(connection, buffer, range(number, number + 50))
+        # Every fifth task of the rows has no episode.
+        assert {len(keys) for keys in found.values()} == {80 if name == "rows" else SHORT}
+        connection.rollback()
+    assert watch.rows_scanned < 300
+    assert watch.rows_fetched < 5_000
+    assert watch.steps < 300_000
 
 
 @pytest.mark.parametrize("name", ["rows", "chunks"])

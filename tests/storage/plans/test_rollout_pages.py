@@ -3,7 +3,13 @@
 import pytest
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
-from sqlbuffer.storage.browsing.rollouts import INDEXED_SORTS, SORTS, RolloutQuery, rollout_page
+from sqlbuffer.storage.browsing.rollouts import (
+    INDEXED_SORTS,
+    SORTS,
+    RolloutQuery,
+    group_rewards,
+    rollout_page,
+)
 from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.database.transactions import driver_of
 from tests.support.sql import buffer_id, connected, fill, is_sqlite
@@ -125,4 +131,13 @@ def test_a_page_of_groups_reads_what_it_shows(large_url, sort):
         group_of(connection, id_, "large")
         connection.rollback()
     assert len({group.group_id for group in first.groups + second.groups}) == 100
+    assert_bounded(watch, 1_000, 30_000)
+
+
+def test_the_rewards_of_a_group_are_read_up_to_their_limit(large_url):
+    id_ = buffer_id(large_url, "rows")
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        assert len(group_rewards(connection, id_, "large", 500)) == 500
+        assert len(group_rewards(connection, id_, "t77", 500)) == 10
+        connection.rollback()
     assert_bounded(watch, 1_000, 30_000)
