@@ -133,8 +133,9 @@ def advantages_of(rewards: Mapping[int, float | None]) -> dict[int, float]:
         rewards: Rewards by the number of the episode.
 
     Example:
-        >>> advantages_of({1: 1.0, 2: None, 3: 0.0, 4: float("inf")})
-        {1: 0.707105781187834, 3: -0.707105781187834}
+        >>> advantages = advantages_of({1: 1.0, 2: None, 3: 0.0, 4: float("inf")})
+        >>> {number: round(advantage, 3) for number, advantage in advantages.items()}
+        {1: 0.707, 3: -0.707}
     """
     known = {
         number: reward
