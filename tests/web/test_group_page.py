@@ -87,6 +87,7 @@ def test_aborted_and_infinite_rollouts_have_no_advantage(schema_url, client_of):
     assert float(found["e0"][1]) == pytest.approx(2**-0.5, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_advantages_count_the_rollouts_of_all_pages(schema_url, client_of):
     rewards = [float(number * 7 % 11) for number in range(70)]
     path, client = store(schema_url, rewards), client_of(schema_url)

@@ -68,6 +68,7 @@ def test_without_any_there_is_nothing_to_go_to(schema_url, client_of):
     assert "Jump to" not in client_of(schema_url).get(path).text
 
 
+@pytest.mark.thorough
 def test_a_jump_goes_to_the_next_page_that_has_one(schema_url, client_of):
     result = {"role": "tool", "tool_call_id": "c1", "content": "4"}
     failure = {**result, "content": '{"success": false}'}

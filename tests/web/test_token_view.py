@@ -134,6 +134,7 @@ def test_buffers_without_tokens_have_no_such_view(schema_url, client_of):
     assert (page.status_code, "Hi" in page.text) == (200, True)
 
 
+@pytest.mark.thorough
 def test_steps_without_tokens_and_odd_addresses_say_so(schema_url, client_of):
     path = store(schema_url, [{"messages": ["Hi"]}])
     client = client_of(schema_url)
@@ -151,6 +152,7 @@ def test_texts_of_tokens_are_only_shown(schema_url, client_of):
     assert [text for *_, text in shown(page)] == [SCRIPT, "␀\ufffd", '" onmouseover="alert(1)']
 
 
+@pytest.mark.thorough
 def test_the_lines_of_the_view_find_the_same_tokens(schema_url, client_of):
     page = client_of(schema_url).get(store(schema_url, TWO_TURNS)).text
     (line,) = re.findall(r"<code>(.*?)</code>", page, re.S)
@@ -185,7 +187,7 @@ def random_rows(rng):
 def test_random_rollouts_have_the_tokens_that_a_trainer_gets(monkeypatch):
     rng = random.Random(5)
     monkeypatch.setattr("sqlbuffer.web.tokens.TOKENS_A_PAGE", 4)
-    for _ in range(200):
+    for _ in range(100):
         rows = random_rows(rng)
         if not any(len(row.fields["completion_ids"]) for row in rows):
             continue
