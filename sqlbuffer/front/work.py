@@ -36,6 +36,8 @@ LEASE_S, MAX_ATTEMPTS = 300.0, 5
 MOST_TASKS, MOST_SIBLINGS, MOST_ITEMS = 1_000_000, 100_000, 10_000
 MAX_GROUP = 450  # bytes: the ids of its episodes have two numbers behind it
 MAX_REASON = 1_000
+# What an item decides about its episode.
+_OF_ITEM = ("task_id", "group_id", "episode_id", "resume")
 # Pause between two looks for work. If a look takes long, it is this many times as long.
 PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
 
@@ -101,8 +103,8 @@ class WorkItem:
         """Begin the episode of the item, with its task, its group and its attempt.
 
         Its end finishes the item: `end` makes it done, and `abort` lets it wait to be taken again
-        while it has attempts left. Both happen in the transaction that stores the end. A worker
-        that has lost the item stores nothing more.
+        while it has attempts left, and so does an end without a step. Both happen in the
+        transaction that stores the end. A worker that has lost the item stores nothing more.
 
         Args:
             agent_id: Agent that acts; `default` if omitted.
@@ -114,9 +116,15 @@ class WorkItem:
 
         Raises:
             EpisodeExistsError: This attempt has begun its episode before.
-            FieldError: A key is not text, or meta does not fit its declared fields.
+            FieldError: A key is not text, meta does not fit its declared fields, or it has a name
+                of what the item decides, such as `group_id`.
             LeaseLostError: Another worker has taken the item, or it has ended.
         """
+        own = [name for name in _OF_ITEM if name in meta]
+        if own:
+            raise FieldError(
+                f"{own[0]}: the item decides; take it out of the call, or give meta another name"
+            )
         self._writer = self._work.begin(
             self._taken, agent_id, model_version, session_id, parent_id, casting, meta
         )
@@ -229,8 +237,8 @@ class Work:
                 `max_attempts` further attempts. They count as new.
 
         Raises:
-            ArgumentError: `tasks` is not a list of such tasks, a group has two tasks, or another
-                argument is not what it should be; nothing is added.
+            ArgumentError: `tasks` is not a list of such tasks, a group has two tasks or payloads,
+                or another argument is not what it should be; nothing is added.
             FieldError: An id is not text or too long, or a payload is not JSON.
         """
         group_size = checked_integer(group_size, "group_size", 1, MOST_SIBLINGS)
@@ -246,6 +254,11 @@ class Work:
                 raise ArgumentError(
                     f"tasks[{i}]: group {new.group_id!r} has task {known.task_id!r} as well; the "
                     f"rollouts of a group have one task, so give another group_id"
+                )
+            if known.payload != new.payload:
+                raise ArgumentError(
+                    f"tasks[{i}]: group {new.group_id!r} has two payloads; the rollouts of a group "
+                    f"have one, so give another group_id"
                 )
         if not by_group:
             return 0

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.display import shown, shown_size
 from sqlbuffer.errors import ArgumentError, FieldError, FileImportError, InsufficientDataError
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     MANIFEST,
@@ -53,7 +54,9 @@ _SOURCES = ("system", "user", "agent")
 _MOST_KEY_BYTES = 200  # of a name: ids of sub-agents have those of their parents before
 _OWN = "sqlbuffer"  # key in `extra` of a document that `export_atif` made
 _FORMAT = 1
-_METRICS = "atif_metrics"  # key in `extra` of a step, for values that no field holds
+_MOST_VALUES = 65_536  # of a field in one step; larger arrays are left out
+# Keys in `extra` of a step, for values that no field holds.
+_METRICS, _FIELDS = "atif_metrics", "atif_fields"
 
 
 @dataclass
@@ -165,11 +168,12 @@ def trajectory_of(document: Document, fields: Iterable[str] = ()) -> Trajectory:
         document: It passes `checked_document`.
         fields: Typed fields that the buffer declares.
     """
-    names = {key: name for key, name in TOKEN_FIELDS.items() if name in set(fields)}
+    declared = set(fields)
+    names = {key: name for key, name in TOKEN_FIELDS.items() if name in declared}
     own = _own_of(document)
     trajectory = None
     if own is not None:
-        trajectory = _restored(document, own, names)
+        trajectory = _restored(document, own, names, declared)
         if trajectory is not None and _native(trajectory) != document:
             trajectory = None  # it was edited since
     return trajectory or _foreign(document, names)
@@ -487,12 +491,30 @@ def _facts(step: Step, n_asked: int, n_messages: int) -> Document:
         if getattr(step, name) is not None:
             facts[name] = getattr(step, name)
     facts |= {name: True for name in ("terminated", "truncated") if getattr(step, name)}
-    extra = {name: value for name, value in (step.extra or {}).items() if name != _METRICS}
+    own = (_METRICS, _FIELDS)
+    extra = {name: value for name, value in (step.extra or {}).items() if name not in own}
     if extra:
         facts["extra"] = extra
     if step.state is not None and not isinstance(step.state, str):
         facts["state"] = step.state
+    others = dict((step.extra or {}).get(_FIELDS, {}))
+    others |= {
+        name: np.asarray(value).tolist()
+        for name, value in step.fields.items()
+        if _is_kept(name, value)
+    }
+    if others:
+        facts["fields"] = others
     return facts
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    """Return True for the value of a field that only this package reads: not of `metrics`."""
+    array = np.asarray(value)
+    is_finite = array.dtype.kind in "biuU" or (
+        array.dtype.kind == "f" and bool(np.isfinite(array).all())
+    )
+    return name not in TOKEN_FIELDS.values() and is_finite and 0 < array.size <= _MOST_VALUES
 
 
 def _metrics_of(step: Step) -> Document:
@@ -649,7 +671,9 @@ def _own_of(document: Document) -> Document | None:
     return own if isinstance(own, dict) and own.get("format") == _FORMAT else None
 
 
-def _restored(document: Document, own: Document, names: Mapping[str, str]) -> Trajectory | None:
+def _restored(
+    document: Document, own: Document, names: Mapping[str, str], declared: Collection[str]
+) -> Trajectory | None:
     """Return the episode that a document was made of; None if the document was changed."""
     try:
         messages: list[Message] = []
@@ -672,7 +696,11 @@ def _restored(document: Document, own: Document, names: Mapping[str, str]) -> Tr
         places = _agent_steps(document["steps"], own["steps"])
         for place, fact, step in zip(places, own["steps"], steps, strict=True):
             rest = dict(fact if place is None else document["steps"][place])
-            step.fields = _tokens(rest, names)
+            given = fact.get("fields", {})
+            step.fields = {name: given[name] for name in given if name in declared}
+            step.fields |= _tokens(rest, names)
+            if unknown := {name: given[name] for name in given if name not in declared}:
+                step.extra = {**(step.extra or {}), _FIELDS: unknown}
             if rest.get("metrics"):
                 step.extra = {**(step.extra or {}), _METRICS: rest["metrics"]}
         agent = document["agent"]
@@ -893,6 +921,20 @@ def _columns(steps: Sequence[Step], buffer: ReplayBuffer) -> dict[str, Any]:
     for name in TOKEN_FIELDS.values():
         if name in buffer.fields:
             columns[name] = [step.fields.get(name, []) for step in steps]
+    return columns | _other_columns(steps, buffer.fields)
+
+
+def _other_columns(
+    steps: Sequence[Step], declared: Mapping[str, FieldSpec]
+) -> dict[str, list[Any]]:
+    """Return the values of other fields than those of tokens, with defaults where there is none."""
+    columns: dict[str, list[Any]] = {}
+    for name in {name for step in steps for name in step.fields} - {*TOKEN_FIELDS.values()}:
+        spec = declared[name]
+        default: Any = [] if spec.default is None and spec.is_variable else spec.default_value
+        values = [step.fields.get(name, default) for step in steps]
+        if all(value is not None for value in values):
+            columns[name] = values
     return columns
 
 

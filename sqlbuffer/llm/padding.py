@@ -237,20 +237,19 @@ def _fitting(
         elif truncation != "drop":
             part = slice(n_over, None) if truncation == "left" else slice(0, max_length)
             cut = _part(each.sequence, part)
-            if truncation == "left":
-                cut = _without_first(cut)
+            if truncation == "left":  # what came before the first token was cut
+                cut = _masked(cut, np.arange(len(cut)) > 0)
             fitting.append(replace(each, sequence=cut, n_cut=n_over))
     return fitting
 
 
-def _without_first(sequence: TokenSequence) -> TokenSequence:
-    """Mask the first token: what came before it was cut, so no token predicts it."""
-    is_later = np.arange(len(sequence)) > 0
+def _masked(sequence: TokenSequence, keeps: NDArray[np.bool_]) -> TokenSequence:
+    """Return a sequence in which only some tokens count."""
     return replace(
         sequence,
-        loss_mask=sequence.loss_mask & is_later,
-        logprobs=np.where(is_later, sequence.logprobs, np.float32(0)),
-        versions=np.where(is_later, sequence.versions, NO_VERSION),
+        loss_mask=sequence.loss_mask & keeps,
+        logprobs=np.where(keeps, sequence.logprobs, np.float32(0)),
+        versions=np.where(keeps, sequence.versions, NO_VERSION),
     )
 
 
@@ -268,12 +267,7 @@ def _unless_stale(placed: Sequence[_Placed], oldest: int) -> tuple[list[_Placed]
         sequence = each.sequence
         is_stale = (sequence.versions != NO_VERSION) & (sequence.versions < oldest)
         n_stale += int(is_stale.sum())
-        masked = replace(
-            sequence,
-            loss_mask=sequence.loss_mask & ~is_stale,
-            logprobs=np.where(is_stale, np.float32(0), sequence.logprobs),
-        )
-        fresh.append(replace(each, sequence=masked))
+        fresh.append(replace(each, sequence=_masked(sequence, ~is_stale)))
     return fresh, n_stale
 
 

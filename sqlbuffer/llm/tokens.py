@@ -74,8 +74,8 @@ class Rollout:
         group_id: Its group: `group_id` of the episode, or else the task.
         group: Number of its group in the batch, from 0 on.
         episode_id: Id of the episode; None for a step without one, which is a rollout of its own.
-        status: `complete`, `aborted`, `abandoned` or `open`; None if the episode has left the
-            buffer since it was drawn.
+        status: `complete`, `aborted`, `abandoned` or `open`; None if it is not known, or if the
+            episode has left the buffer since it was drawn.
         reward: Reward of the episode, or else the sum of its steps' rewards, also of those that
             have left; None without both, or if the episode has left.
         meta: Meta of the episode; None without any.
@@ -162,7 +162,8 @@ def rollouts(
     Args:
         groups: The steps of each group, those of an episode in its order, as `LeasedBatch.groups`
             has them. Without groups of a lease, steps of one task.
-        facts: What is known of the episodes; None: nothing, and each counts as open.
+        facts: What a batch knows of the episodes; None: nothing, so rewards are sums of steps, and
+            the status is None.
         tokenizer: Makes missing token ids by `apply_chat_template`, as those of Hugging Face do.
 
     Raises:
@@ -201,7 +202,7 @@ def _known(row: DataRow, facts: Facts | None) -> EpisodeFacts | None:
     if meta.episode_id is None:
         return EpisodeFacts("complete")
     if facts is None:
-        return EpisodeFacts("open")
+        return EpisodeFacts(None)
     return facts.get((meta.episode_id, meta.task_id))
 
 

@@ -619,14 +619,14 @@ class EpisodeFacts(NamedTuple):
     """What is known of an episode next to its steps.
 
     Attributes:
-        status: `open`, `complete`, `aborted` or `abandoned`.
+        status: `open`, `complete`, `aborted` or `abandoned`; None if it is not known.
         reward: Reward of the episode itself; None without one.
         meta: Its meta, as JSON text; None without one.
         total: Sum of the rewards of its steps, also of those that have left; None without any.
         length: Number of its steps when it ended; None while it is open.
     """
 
-    status: str
+    status: str | None
     reward: float | None = None
     meta: str | None = None
     total: float | None = None

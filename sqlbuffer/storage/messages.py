@@ -79,7 +79,7 @@ def sqlite_messages(buffer_id: str, ids: str, own: str) -> str:
         END, ''), '[') || ']'
         FROM json_each({ids}) r LEFT JOIN messages m
         ON m.buffer_id = {buffer_id} AND m.id >= nullif(r.value, 0) AND m.id < r.value + {n}
-        WHERE r.key % 2 = 0)"""
+        WHERE (r.key & 1) = 0)"""
 
 
 def whole_column(steps: Any) -> Any:

@@ -194,7 +194,9 @@ def _postgresql_put(
 _put = by_database(sqlite=_sqlite_put, postgresql=_postgresql_put)
 _OF_BUFFER = _W.buffer_id == bindparam("of_buffer", type_=Integer())
 _GROUPS = is_one_of(_W.group_id, bindparam("groups", type_=KeyList()))
-_TASKS_OF_GROUPS = select(_W.group_id, _W.task_id).where(_OF_BUFFER, _GROUPS, _W.sibling == 0)
+_TASKS_OF_GROUPS = select(_W.group_id, _W.task_id, cast(_W.payload, Text)).where(
+    _OF_BUFFER, _GROUPS, _W.sibling == 0
+)
 _RETRY = (
     update(work_items)
     .where(_OF_BUFFER, _GROUPS, _W.status == "failed")
@@ -207,7 +209,6 @@ _RETRY = (
 
 # The words are literals: an index of some items serves no parameter.
 _WAITS, _IS_TAKEN = text("status = 'waiting'"), text("status = 'taken'")
-_IS_STORED = text("status = 'done' AND NOT is_consumed")
 _MOST = bindparam("most", type_=BigInteger())
 _COLUMNS = (
     _W.id, _W.group_id, _W.sibling, _W.task_id, cast(_W.payload, Text).label("payload"),
@@ -419,17 +420,22 @@ def put(
         ArgumentError: A group has another task.
         BufferNotFoundError: The buffer was dropped.
     """
-    task_of = {task.group_id: task.task_id for task in tasks}
+    known = {task.group_id: task for task in tasks}
 
     def work(connection: Connection) -> int:
         buffer.window_in(connection)  # unless it was dropped
         _lock(connection, buffer.info.id)
-        own = {"of_buffer": buffer.info.id, "groups": list(task_of)}
-        for group_id, stored in connection.execute(_TASKS_OF_GROUPS, own):
-            if stored != task_of[group_id]:
+        own = {"of_buffer": buffer.info.id, "groups": list(known)}
+        for group_id, stored, payload in connection.execute(_TASKS_OF_GROUPS, own):
+            if stored != known[group_id].task_id:
                 raise ArgumentError(
                     f"group {group_id!r} has rollouts of task {stored!r}, and not of "
-                    f"{task_of[group_id]!r}; give another group_id"
+                    f"{known[group_id].task_id!r}; give another group_id"
+                )
+            if _parsed(payload) != _parsed(known[group_id].payload):
+                raise ArgumentError(
+                    f"group {group_id!r} was put with another payload; its rollouts have one, so "
+                    f"give another group_id"
                 )
         n_new = 0
         if retry_failed:
@@ -437,6 +443,10 @@ def put(
         return n_new + _put(connection, buffer.info.id, tasks, group_size, max_attempts)
 
     return buffer.write(work)
+
+
+def _parsed(payload: str | None) -> Any:
+    return None if payload is None else orjson.loads(payload)
 
 
 def may_take(buffer: OpenBuffer, max_ahead: int | None) -> bool:

@@ -286,6 +286,7 @@ def fill(buffer: ReplayBuffer, chooser: random.Random) -> None:
                 )
                 is_whole = chooser.random() < 0.5
                 tokens = {"completion_ids": [1, 2], "logprobs": [-0.1, -0.2]}
+                tokens |= {"loss_mask": [1, 0]} if "loss_mask" in buffer.fields else {}
                 fields = {"prompt_ids": [], **tokens} if buffer.fields else {}
                 episode.append(
                     messages=[*context, *asked] if is_whole else asked, actions=[said],
@@ -318,6 +319,8 @@ def test_conversations_of_other_programs_read_the_same_afterwards(
         assert [row.exp_data.reward_t for row in copy.get_all()] == rewards
         if settings:
             assert {tuple(row.fields["completion_ids"]) for row in copy} == {(1, 2)}
+            masks = {tuple(row.fields.get("loss_mask", (1, 0))) for row in copy}
+            assert masks == {(True, False)}
     # A buffer without the fields keeps the lists as well, and gives them back.
     import_atif(tmp_path / "out", buffer_url, "plain")
     with ReplayBuffer(buffer_url, "plain") as plain:

@@ -81,7 +81,7 @@ def test_tokens_of_old_versions_are_masked_and_counted() -> None:
     batch = padded(group, max_token_staleness=1, current_version=3)
     assert batch.loss_mask.sum(1).tolist() == [0, 2, 1, 1]
     assert batch.logprobs.sum(1).tolist() == [0, -2, -1, -1]
-    assert batch.versions.max(1).tolist() == [1, 2, 3, -1]
+    assert batch.versions.max(1).tolist() == [-1, 2, 3, -1]
     assert (batch.n_stale, batch.n_lost) == (1, 0)
     with pytest.raises(ArgumentError, match=r"current_version=buffer\.clock"):
         padded(group, max_token_staleness=1)

@@ -234,7 +234,32 @@ def test_wrong_arguments_are_named(buffer_url):
             item.episode()
         with pytest.raises(EpisodeEndedError, match="belongs to a work item"):
             buffer.episode("t", episode_id=item.episode_id, resume=True)
+        with pytest.raises(FieldError, match="group_id: the item decides"):
+            item.episode(group_id="other")
+        with pytest.raises(ArgumentError, match="'t' was put with another payload"):
+            work.put([{"task_id": "t", "payload": 1}], group_size=2)
+        with pytest.raises(ArgumentError, match="'u' has two payloads"):
+            work.put([{"task_id": "u", "payload": n} for n in (1, 2)])
+        assert work.put([{"task_id": "u", "payload": {"a": 1, "b": None}}]) == 1
+        assert work.put([{"task_id": "u", "payload": {"b": None, "a": 1}}], group_size=2) == 1
         episode.end()
+
+
+@both_layouts
+def test_an_episode_without_a_step_is_no_rollout(buffer, buffer_url):
+    buffer.work.put(["t"], max_attempts=2)
+    for _ in range(2):
+        (item,) = buffer.work.take()
+        with item.episode():
+            pass
+    assert buffer.work.take() == []
+    assert work_of(buffer_url, "status, attempt, reason") == [
+        ("failed", 2, "its episode ended without a step")
+    ]
+    assert buffer.work.put(["t"], retry_failed=True) == 1
+    (item,) = buffer.work.take()
+    play(buffer, item)
+    assert work_of(buffer_url, "status, attempt, reason") == [("done", 3, None)]
 
 
 @both_layouts
