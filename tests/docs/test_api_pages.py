@@ -51,7 +51,7 @@ def test_every_public_name_is_on_one_page():
     public = {f"{module}.{name}" for module in MODULES for name in public_names(module)}
     public |= {f"sqlbuffer.compat.{each}.{name}" for each in COMPAT for name in own_names(each)}
     assert sorted(documented()) == sorted((public - DATA) | RETURNED)
-    assert all(f".. autodata:: {name}" in "".join(map(text_of, API)) for name in DATA)
+    assert all(f".. py:data:: {name}" in "".join(map(text_of, API)) for name in DATA)
 
 
 def test_classes_are_shown_with_all_their_public_methods():
