@@ -76,7 +76,7 @@ def test_steps_become_a_folder_for_load_dataset(run: Any, sqlite_url: str, tmp_p
         (["-f", "hf", "--rows", "dpo"], "there are no rows 'dpo'; choose from steps, conv"),
         (["--rows", "messages"], "--rows is for --format hf, and this is parquet"),
         (["--env", "CartPole-v1"], "--env is for --format minari, and this is parquet"),
-        (["-f", "hf", "--rows", "messages", "--columns", "seq"], "--columns is for rows of steps"),
+        (["-f", "hf", "--rows", "messages", "--columns", "seq"], "a rollout has no 'seq'"),
     ],
 )
 def test_options_that_do_not_fit_are_named(

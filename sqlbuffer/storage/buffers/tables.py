@@ -8,6 +8,7 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
+    Sequence,
     Table,
     Text,
     UniqueConstraint,
@@ -313,11 +314,13 @@ applied_writes = Table(
 )
 
 # Messages of the conversations of a buffer with `shared_messages`, each once.
+# PostgreSQL takes ids of messages from it.
+Sequence("messages_id_seq", metadata=metadata, data_type=Integer())
 messages = Table(
     "messages",
     metadata,
     buffer_key(),
-    Column("id", Integer, primary_key=True, autoincrement=True, comment="number of the message"),
+    Column("id", Integer, primary_key=True, autoincrement=False, comment="number of the message"),
     Column(
         "hash",
         BYTES,

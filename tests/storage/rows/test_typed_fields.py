@@ -113,7 +113,10 @@ def without(name):
         ({**make_columns(), "tokens": [np.ones(2)] * N}, "'tokens': expected int32"),
         ({**make_columns(), "reward": np.ones(N + 1)}, "same number of rows, got.*'reward': 21"),
         ({**make_columns(), "reward": ["a"] * N}, "'reward': expected float64"),
-        ({**make_columns(), "terminated": np.full(N, 2)}, "'terminated': expected bool"),
+        (
+            {**make_columns(), "terminated": np.full(N, 2)},
+            "'terminated': 2 is out of the range",
+        ),
         ({**make_columns(2), "state": {"a": 1, "b": 2}}, "state: expected a column"),
         ({**make_columns(3), "id": "abc"}, "id: expected a column"),
         ({**make_columns(), "tokens": None}, "'tokens' is missing"),

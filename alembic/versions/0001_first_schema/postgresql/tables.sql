@@ -715,15 +715,19 @@ COMMENT ON COLUMN quarantine.seq IS 'the experience';
 COMMENT ON COLUMN quarantine.reason IS 'reason why it is not sampled';
 COMMENT ON COLUMN quarantine.quarantined_at IS 'time of the quarantine';
 
+CREATE SEQUENCE messages_id_seq AS INTEGER;
+
 CREATE TABLE messages (
     buffer_id INTEGER NOT NULL,
-    id SERIAL NOT NULL,
+    id INTEGER NOT NULL,
     hash BYTEA,
     content JSON NOT NULL,
     last_seq BIGINT NOT NULL,
     CONSTRAINT pk_messages PRIMARY KEY (buffer_id, id),
     CONSTRAINT uq_messages_buffer_id_hash UNIQUE (buffer_id, hash)
 );
+
+ALTER SEQUENCE messages_id_seq OWNED BY messages.id;
 CREATE INDEX ix_messages_buffer_id_last_seq ON messages (buffer_id, last_seq);
 COMMENT ON COLUMN messages.buffer_id IS 'the buffer';
 COMMENT ON COLUMN messages.id IS 'number of the message';

@@ -215,7 +215,7 @@ CREATE TABLE episodes (
     item_id BIGINT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted')),
-    CONSTRAINT ck_episodes_parent_is_another CHECK (parent_id <> "key")
+    CONSTRAINT ck_episodes_parent_is_another CHECK (parent_id != "key")
 );
 CREATE INDEX ix_episodes_buffer_id_id ON episodes (buffer_id, id);
 CREATE INDEX ix_episodes_buffer_id_last_seq ON episodes (buffer_id, last_seq);
