@@ -41,6 +41,7 @@ VIEWS = (
 # In the order of their creation.
 OBJECTS = {
     "sqlite": (
+        "row_messages_v1",
         "step_numbers_v1",
         "chunk_steps_v1",
         "v_windows_v1",

@@ -24,6 +24,7 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.schema.expressions import processed
 from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # Key of the list of ids in the JSON of a step of a chunk.
 IDS = "message_ids"
@@ -37,7 +38,7 @@ _HALF = "(SELECT max(coalesce(max_capacity, 131072) / 2, 1) FROM buffers WHERE i
 
 
 class whole_messages(FunctionElement[str]):
-    """The JSON of the messages of a row, as text: `whole_messages(buffer_id, ids, messages)`."""
+    """The JSON of the messages of a row, as text; of its buffer_id, seq, message_ids, messages."""
 
     inherit_cache = True
     type = Text()
@@ -45,7 +46,7 @@ class whole_messages(FunctionElement[str]):
 
 @compiles(whole_messages, "postgresql")
 def _pg_whole_messages(element: whole_messages, compiler: Any, **kw: Any) -> str:
-    buffer_id, ids, own = processed(element, compiler, kw)
+    buffer_id, _, ids, own = processed(element, compiler, kw)
     return (
         f"CASE WHEN {ids} IS NULL THEN CAST({own} AS text) "
         f"ELSE sqlbuffer_messages_v1({buffer_id}, {ids}, {own}) END"
@@ -54,8 +55,12 @@ def _pg_whole_messages(element: whole_messages, compiler: Any, **kw: Any) -> str
 
 @compiles(whole_messages, "sqlite")
 def _sqlite_whole_messages(element: whole_messages, compiler: Any, **kw: Any) -> str:
-    buffer_id, ids, own = processed(element, compiler, kw)
-    return f"CASE WHEN {ids} IS NULL THEN {own} ELSE {sqlite_messages(buffer_id, ids, own)} END"
+    # By a view: conditions repeat this in one another, and SQLite limits how deep a statement is.
+    buffer_id, seq, ids, own = processed(element, compiler, kw)
+    return (
+        f"CASE WHEN {ids} IS NULL THEN {own} ELSE (SELECT w.messages FROM row_messages w "
+        f'WHERE w."key" = ({buffer_id} << {NUMBER_BITS} | {seq})) END'
+    )
 
 
 def sqlite_messages(buffer_id: str, ids: str, own: str) -> str:
@@ -87,7 +92,7 @@ def whole_column(steps: Any) -> Any:
     columns = steps.c
     if IDS not in columns:
         return columns.messages
-    return whole_messages(columns.buffer_id, columns.message_ids, columns.messages)
+    return whole_messages(columns.buffer_id, columns.seq, columns.message_ids, columns.messages)
 
 
 def whole_json(steps: Any) -> Any:
