@@ -55,7 +55,6 @@ from sqlbuffer.storage.schema.expressions import (
     is_one_of,
     seconds_ago,
     utc_now,
-    utc_time,
 )
 from sqlbuffer.storage.schema.metadata import JSON, KEY, SERIAL, TIME, json_parameter, metadata
 
@@ -305,7 +304,6 @@ _PROLONG = (
     update(work_items)
     .where(*_OWN, _W.status == "taken")
     .values(leased_until=in_seconds(bindparam("lease_s", type_=Double())))
-    .returning(_W.leased_until)
 )
 _MAY_RETRY = or_(_W.max_attempts.is_(None), _W.attempt < _W.max_attempts)
 _FAIL = (
@@ -671,22 +669,19 @@ def _begun(connection: Connection, buffer: OpenBuffer, item: TakenWork) -> Episo
     )
 
 
-def prolong(buffer: OpenBuffer, item: TakenWork, lease_s: float) -> datetime:
-    """Have the lease of an item run out in `lease_s` seconds; return when that is.
+def prolong(buffer: OpenBuffer, item: TakenWork, lease_s: float) -> None:
+    """Have the lease of an item run out in `lease_s` seconds.
 
     Raises:
         LeaseLostError: Another worker has the item, or it has ended.
     """
 
-    def work(connection: Connection) -> datetime:
+    def work(connection: Connection) -> None:
         own = _own(buffer, item)
-        until = connection.execute(_PROLONG, {**own, "lease_s": lease_s}).scalar_one_or_none()
-        if until is None:
+        if not connection.execute(_PROLONG, {**own, "lease_s": lease_s}).rowcount:
             raise _lost(buffer, item, _state(connection, own), "renewed the lease")
-        time: datetime = utc_time(until)
-        return time
 
-    return buffer.write(work)
+    buffer.write(work)
 
 
 def fail(buffer: OpenBuffer, item: TakenWork, reason: str, *, retry: bool) -> None:

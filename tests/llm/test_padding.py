@@ -1,6 +1,7 @@
 """Rollouts as padded arrays and tensors."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,8 +72,7 @@ def test_what_is_cut_or_dropped_is_counted() -> None:
 
 def test_advantages_count_rollouts_whose_sequences_are_dropped() -> None:
     first, second = made([3], [4, 5, 6])
-    object.__setattr__(first, "reward", 0.0)
-    batch = padded([first, second], 4, "drop", scale=None)
+    batch = padded([replace(first, reward=0.0), second], 4, "drop", scale=None)
     assert batch.advantage.tolist() == [-0.5]
 
 

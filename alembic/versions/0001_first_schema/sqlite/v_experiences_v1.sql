@@ -25,16 +25,7 @@ SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s
         (SELECT c.state FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS state,
     CASE WHEN s.place IS NULL THEN (SELECT e.actions FROM experiences e WHERE e."key" = s."key") ELSE
         (SELECT c.actions FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS actions,
-    CASE WHEN s.place IS NULL THEN (SELECT CASE WHEN e.message_ids IS NULL THEN e.messages ELSE
-        (SELECT coalesce(group_concat(
-        CASE WHEN m.hash IS NULL AND m.id > r.value THEN m.content
-        WHEN m.id > r.value OR m.id > 0 AND r."key" > 0 THEN ',' || m.content
-        WHEN m.id > 0 THEN '[' || m.content
-        ELSE CASE WHEN r."key" > 0 THEN ',' ELSE '[' END || CASE WHEN r.value > 0 THEN 'null' ELSE substr(json_extract(e.messages, '$.none', '$[' || json_extract(e.message_ids, '$[' || (r."key" + 1) || ']') || ']'), 7, length(json_extract(e.messages, '$.none', '$[' || json_extract(e.message_ids, '$[' || (r."key" + 1) || ']') || ']')) - 7) END
-        END, ''), '[') || ']'
-        FROM json_each(e.message_ids) r LEFT JOIN messages m
-        ON m.buffer_id = e.buffer_id AND m.id >= nullif(r.value, 0) AND m.id < r.value + json_extract(e.message_ids, '$[' || (r."key" + 1) || ']')
-        WHERE r."key" % 2 = 0) END FROM experiences e WHERE e."key" = s."key") ELSE
+    CASE WHEN s.place IS NULL THEN (SELECT w.messages FROM row_messages w WHERE w."key" = s."key") ELSE
         (SELECT c.messages FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS messages,
     (SELECT CASE WHEN json_extract(x.extra, '$."$none"') IS NULL THEN json_remove(x.extra, '$."$reals"') END FROM (SELECT coalesce(
         CASE WHEN s.has_labels THEN (SELECT l.extra FROM labels l WHERE l."key" = s."key" + coalesce(s.place, 0)) END,
