@@ -17,22 +17,7 @@ from tests.support.sql import run
 
 pytestmark = pytest.mark.combinations
 
-LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 GROUP = {"group_by": "task_id", "min_group_size": 3, "timeout_s": 0}
-
-
-@pytest.fixture(params=LAYOUTS)
-def opened(buffer_url, request):
-    buffers = []
-
-    def make(**settings):
-        settings = {"leases": True, "max_use": 1, **LAYOUTS[request.param], **settings}
-        buffers.append(ReplayBuffer(buffer_url, **settings))
-        return buffers[-1]
-
-    yield make
-    for buffer in buffers:
-        buffer.close()
 
 
 def roll(buffer, key, how="end", n=2, group_id=None, task_id="p"):

@@ -14,22 +14,7 @@ from tests.support.sql import run, scalar
 
 pytestmark = pytest.mark.combinations
 
-LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 ORDERS = ("random", "fifo", "freshest", "stalest", "spread", "least_used")
-
-
-@pytest.fixture(params=LAYOUTS)
-def opened(buffer_url, request):
-    buffers = []
-
-    def make(**settings):
-        settings = {"leases": True, "max_use": 1, **LAYOUTS[request.param], **settings}
-        buffers.append(ReplayBuffer(buffer_url, **settings))
-        return buffers[-1]
-
-    yield make
-    for buffer in buffers:
-        buffer.close()
 
 
 def add(buffer, task, rewards, group_id=None, keys=None, **meta):
