@@ -367,3 +367,18 @@ def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, 
         )
         for key, task in zip(ids, tasks, strict=True)
     ]
+
+
+def keys_of_envs(keys: Any, name: str, n_envs: int) -> Sequence[Any]:
+    """Return the key of each environment; one for all may be given.
+
+    Raises:
+        FieldError: A list of another length.
+    """
+    if keys is None or isinstance(keys, str) or not isinstance(keys, (Sequence, np.ndarray)):
+        return [keys] * n_envs
+    if len(keys) != n_envs:
+        raise FieldError(
+            f"{name}: expected {n_envs} keys, one of each environment, or one for all, got {len(keys)}"
+        )
+    return list(keys)

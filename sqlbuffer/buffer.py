@@ -24,6 +24,7 @@ from sqlbuffer.arguments import (
     checked_task_id,
     checked_window,
     is_condition,
+    keys_of_envs,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
 from sqlbuffer.checks import (
@@ -50,6 +51,7 @@ from sqlbuffer.config import (
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer, merge_options
 from sqlbuffer.encoding.columns import decode_step
+from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
@@ -102,6 +104,7 @@ from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnFlat, OnLat
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.vector_writer import VectorWriter
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
@@ -617,6 +620,59 @@ class ReplayBuffer:
         both = its if node == EVERYTHING else Group("all", (its, node))
         return self._reader_of[self._store].episode(both)
 
+    def vector_writer(
+        self,
+        n_envs: int,
+        /,
+        *,
+        task_id: str | Sequence[str] | None = None,
+        agent_id: str | Sequence[str] | None = None,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        casting: Casting = "same_kind",
+        **meta: Any,
+    ) -> VectorWriter:
+        """Return a writer of the steps of several environments that act together.
+
+        It takes arrays of all environments, one step or T steps at a time, and owns the ids of
+        their episodes: where a step is `terminated` or `truncated`, its episode ends, and the next
+        step of that environment begins another one. The steps are stored within `flush_s`, in
+        chunks of each episode. Without `max_pending`, up to 256 steps of each environment may be
+        pending.
+
+        Args:
+            n_envs: Number of environments.
+            task_id: Task of the episodes, or one for each environment; each episode's own id if
+                omitted.
+            agent_id: Agent that acts, or one for each environment; `default` if omitted.
+            model_version: Version of the model that acts; the writer has it as an attribute.
+            session_id: Training session, in the same way.
+            casting: See `extend`.
+            **meta: See `episode`.
+
+        Raises:
+            ArgumentError: `n_envs` is not a number from 1 to 1,000,000.
+            FieldError: The buffer has no typed fields, or a key or meta cannot be stored.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
+            >>> with buffer.vector_writer(2, task_id="walk") as writer:
+            ...     writer.write({"obs": np.zeros((5, 2, 4)), "reward": np.ones((5, 2))})
+            >>> len(buffer)
+            10
+        """
+        n_envs = checked_integer(n_envs, "n_envs", 1, 1_000_000)
+        tasks = keys_of_envs(task_id, "task_id", n_envs)
+        agents = keys_of_envs(agent_id, "agent_id", n_envs)
+
+        def begin(i: int, version: int | None, session: str | None) -> EpisodeStart:
+            return self._writer.beginning(
+                tasks[i], agents[i], None, version, session, None, None, casting, meta
+            )
+
+        begin(0, model_version, session_id)  # an error is that of this call
+        return self._writer.vector(n_envs, begin, casting, model_version, session_id)
+
     def record(
         self,
         /,
@@ -680,11 +736,11 @@ class ReplayBuffer:
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
-        self._writer.beginning(
-            task_id, agent_id, None, model_version, session_id, None, None, casting, meta
-        )
-        begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
+        make_writer = partial(
+            self.vector_writer, task_id=task_id, agent_id=agent_id, model_version=model_version,
+            session_id=session_id, casting=casting, **meta,
+        )  # fmt: skip
+        return recorded(env, self, make_writer)
 
     def flush(self) -> None:
         """Store the pending steps now.

@@ -9,14 +9,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset as AutoresetWrapper
 
-from sqlbuffer.arguments import checked_session
 from sqlbuffer.checks import refused
-from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.recorder import (
     Autoreset,
-    Begin,
     EnvironmentFields,
+    MakeWriter,
     Recorder,
     StepTarget,
     Values,
@@ -29,10 +27,7 @@ from sqlbuffer.recording.recorder import (
 def recorded(
     env: Any,
     buffer: StepTarget,
-    begin: Begin,
-    wait: Callable[[int], None],
-    model_version: int | None,
-    session_id: str | None,
+    make_writer: MakeWriter,
 ) -> Any:
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector = isinstance(env, VectorEnv)
@@ -41,10 +36,8 @@ def recorded(
     env_fields = environment_fields(env, buffer.fields, buffer.observation_fields)
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
     n_envs = env.num_envs if is_vector else 1
-    recorder = Recorder(begin, buffer.flush, wait, env_fields, n_envs, autoreset)
-    made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, env_fields)
-    made.model_version, made.session_id = model_version, session_id
-    return made
+    recorder = Recorder(make_writer(n_envs), env_fields, autoreset)
+    return (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, env_fields)
 
 
 def _autoreset_of_vector(env: Any) -> Autoreset:
@@ -78,22 +71,20 @@ class _Records:
     @property
     def model_version(self) -> int | None:
         """Version of the model that acts; it holds for the episodes that begin from now on."""
-        return self._recorder.model_version
+        return self._recorder.writer.model_version
 
     @model_version.setter
     def model_version(self, version: int | None) -> None:
-        checked = None if version is None else encode_step(version, "model_version")
-        self._recorder.model_version = checked
+        self._recorder.writer.model_version = version
 
     @property
     def session_id(self) -> str | None:
         """The training session of the episodes that begin from now on."""
-        return self._recorder.session_id
+        return self._recorder.writer.session_id
 
     @session_id.setter
     def session_id(self, session_id: str | None) -> None:
-        checked = None if session_id is None else checked_session(session_id)
-        self._recorder.session_id = checked
+        self._recorder.writer.session_id = session_id
 
     @property
     def spec(self) -> Any:
@@ -176,7 +167,7 @@ class RecordEnv(_Records, gymnasium.Wrapper):  # type: ignore[misc]
         self._recorder, self._env_fields = recorder, env_fields
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Any:
-        return [True]
+        return np.ones(1, bool)
 
     def _outcome(self, *values: Any) -> Any:
         return tuple([value] for value in values)
