@@ -174,15 +174,15 @@ class VectorWriter:
         finals = self._finals(final, lead, ends)
         self._check_episodes()
         self.wait_for_room(int(np.count_nonzero(is_step)))
-        self._queue.raise_error()
         self._add(columns, layout, is_step, is_reset, ends, finals)
 
     def wait_for_room(self, n: int) -> None:
-        """Wait until n more steps may be pending.
+        """Wait until n more steps may be pending; raise the error that an earlier write met.
 
         :meta private:
         """
         self._queue.wait_for_room(n)
+        self._queue.raise_error()
 
     def forget(self) -> None:
         """Forget the open episodes: in a forked child, whose parent continues them.
@@ -218,11 +218,24 @@ class VectorWriter:
 
         Raises:
             FieldError: The writer is closed.
+            StorageError: The steps could not be stored; they stay pending.
         """
         self._check_open()
         is_open = self._numbers != NO_EPISODE
         endings = self._ended(is_open, "aborted", {})
         self._queue.add_blocks(self._released(is_open), (), endings)
+        self._queue.flush()
+        self._queue.check_all()
+
+    def abort_after_error(self) -> None:
+        """Abort the open episodes; log an error instead of raising it.
+
+        :meta private:
+        """
+        try:
+            self.abort()
+        except SQLBufferError as error:  # the caller must see the first error
+            logger.warning("steps of aborted episodes wait to be stored: %s", error)
 
     def close(self, final: Final | None = None) -> None:
         """End the open episodes as truncated, and store all steps; a second call does nothing.
@@ -251,13 +264,9 @@ class VectorWriter:
         if kind is None:
             self.close()
             return
-        try:
-            self.abort()
-            self._is_open = False
-            _open.discard(self)
-            self._queue.flush()
-        except SQLBufferError as error:  # the caller must see the first error
-            logger.warning("steps of a vector writer wait to be stored: %s", error)
+        self.abort_after_error()
+        self._is_open = False
+        _open.discard(self)
 
     def _add(
         self,

@@ -212,7 +212,7 @@ class Recorder:
             yield
         except BaseException:
             self._acts[:], self._awaits_reset[:] = False, False
-            self.writer.abort()
+            self.writer.abort_after_error()
             raise
 
     def close(self) -> None:

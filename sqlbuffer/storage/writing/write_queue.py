@@ -298,8 +298,8 @@ class WriteQueue(Generic[S, B]):
             f"{error}; {self.n_waiting} steps wait to be stored, and this one was not added"
         )
 
-    def end(self, ending: EpisodeEnd, beginning: EpisodeStart, last: S | None = None) -> None:
-        """Add the end of an episode, with its last step unless that was added.
+    def end(self, ending: EpisodeEnd, beginning: EpisodeStart) -> None:
+        """Add the end of an episode.
 
         Errors of the database do not prevent this.
 
@@ -309,8 +309,6 @@ class WriteQueue(Generic[S, B]):
         self.check(beginning)
         with self._mutex:
             self._own(beginning)
-            if last is not None:
-                self._take(last, beginning)
             self._endings.append(ending)
             self._ensure_thread()
 
