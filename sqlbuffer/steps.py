@@ -604,9 +604,12 @@ def nested_names(batch: Batch) -> list[str]:
 
 
 def common_structure(batches: Sequence[Batch]) -> Structure | None:
-    """Return the structure of several batches; None if they differ."""
-    first = batches[0]._structure
-    return first if all(batch._structure == first for batch in batches) else None
+    """Return the structure of several batches with the same arrays; None if two differ.
+
+    A batch of a buffer without spaces takes that of the others.
+    """
+    known = [batch._structure for batch in batches if batch._structure is not None]
+    return known[0] if known and all(structure == known[0] for structure in known) else None
 
 
 def as_tensordict(batch: Batch) -> Any:
