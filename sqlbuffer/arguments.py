@@ -379,6 +379,7 @@ def keys_of_envs(keys: Any, name: str, n_envs: int) -> Sequence[Any]:
         return [keys] * n_envs
     if len(keys) != n_envs:
         raise FieldError(
-            f"{name}: expected one key for all, or {n_envs}, one of each environment; got {len(keys)}"
+            f"{name}: expected one key for all, or one for each of {n_envs} environments, got "
+            f"{len(keys)}"
         )
     return list(keys)

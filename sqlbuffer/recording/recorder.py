@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
 
@@ -13,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import FieldSpec, fields_from_env, paths_of, spaces_of
+from sqlbuffer.fields import FieldSpec, takes
+from sqlbuffer.spaces import ACTION, OBSERVATION, SpaceFields, fields_from_env
 from sqlbuffer.vector_writer import VectorWriter
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
-Paths = Mapping[str, tuple[Any, ...]]
 
 NEXT = "next_"
 
@@ -34,20 +32,10 @@ class EnvironmentFields:
         final: Those that are kept of an episode's final observation.
     """
 
-    observation: Paths
-    action: Paths
+    observation: SpaceFields
+    action: SpaceFields
     following: tuple[str, ...]
     final: tuple[str, ...]
-
-
-def values_of_all(paths: Paths, value: Any) -> Values:
-    """Return copies of the values in an observation or action of several environments."""
-    return {name: np.array(reduce(getitem, path, value)) for name, path in paths.items()}
-
-
-def values_of_one(paths: Paths, value: Any) -> Values:
-    """Return copies of the values in an observation or action of one, as of several."""
-    return {name: np.array(reduce(getitem, path, value))[None] for name, path in paths.items()}
 
 
 def environment_fields(
@@ -63,14 +51,15 @@ def environment_fields(
     Raises:
         FieldError: They do not.
     """
-    observed, acted = spaces_of(env)
+    declared = fields_from_env(env, next_observation=True)
+    observed = declared["spaces"].fields_of(OBSERVATION)
     env_fields = EnvironmentFields(
-        paths_of("obs", observed),
-        paths_of("action", acted),
-        tuple(name for name in paths_of("obs", observed) if NEXT + name in specs),
+        observed,
+        declared["spaces"].fields_of(ACTION),
+        tuple(name for name in observed if NEXT + name in specs),
         final,
     )
-    wrong = _differences(fields_from_env(env, next_observation=True)["fields"], specs, env_fields)
+    wrong = _differences(declared["fields"], specs, env_fields)
     if wrong:
         option = ", next_observation=True" if env_fields.following else ""
         raise FieldError(
@@ -94,7 +83,7 @@ def _differences(
         expected = FieldSpec.parse(name, declared[name])
         if name not in specs:
             lines.append(f"{name!r} is missing: {expected}")
-        elif not _takes(specs[name], expected):
+        elif not takes(specs[name], expected):
             lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
     lines += [
         f"the environment has no {name!r}, which has no default"
@@ -107,10 +96,6 @@ def _differences(
         if name in specs and name not in env_fields.observation
     ]
     return lines
-
-
-def _takes(spec: FieldSpec, expected: FieldSpec) -> bool:
-    return spec.shape == expected.shape and np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
 
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
@@ -254,12 +239,14 @@ class Recorder:
         """Return the observations after the steps, with the final ones of ended episodes; and True
         for each of these that is not known.
         """
-        last = {name: _copied(values) for name, values in after.items()}
+        last = {name: values.copy() for name, values in after.items()}
         is_unknown = np.zeros_like(ends)
         for i in np.flatnonzero(ends).tolist():
             observed = final(i)
             is_unknown[i] = observed is None
             for name, value in (observed or {}).items():
+                if last[name].dtype.kind == "U":  # as long as the longest text in it
+                    last[name] = last[name].astype(np.promote_types(last[name].dtype, value.dtype))
                 last[name][i] = value
         return last, is_unknown
 
@@ -275,15 +262,9 @@ class Recorder:
         return _numbers(rewards, n), *flags
 
 
-def _where(chosen: NDArray[np.bool_], values: Any, others: Any) -> Any:
+def _where(chosen: NDArray[np.bool_], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     """Return the values of chosen environments, and the others of the rest."""
-    if isinstance(values, list):
-        return [a if is_a else b for is_a, a, b in zip(chosen, values, others, strict=True)]
     return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
-
-
-def _copied(values: Any) -> Any:
-    return list(values) if isinstance(values, list) else values.copy()
 
 
 def _numbers(rewards: Any, n: int) -> Any:
