@@ -33,6 +33,7 @@ from sqlbuffer.checks import (
     checked_flag,
     checked_instance,
     checked_integer,
+    checked_names,
     checked_seconds,
     refused,
 )
@@ -704,10 +705,13 @@ class ReplayBuffer:
         agent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
+        info_fields: Sequence[str] = (),
+        reward_field: str | None = None,
+        reward: Callable[[Any], Any] | None = None,
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> Any:
-        """Return a gymnasium environment that behaves as `env` and stores every step it takes.
+        """Return an environment that behaves as `env` and stores every step it takes.
 
         Each episode of each environment is stored as one episode, with its final observation. It
         begins with its first step and ends when the environment reports its end. A `reset` in the
@@ -717,24 +721,40 @@ class ReplayBuffer:
 
         The newest step of an open episode is held back until the next call, which shows whether the
         episode was cut after it. `flush` does not store that step, and its `flush_s` begins with
-        the next call.
+        the next call. The environments of a vector may have 256 pending steps each, unless
+        `max_pending` was given.
+
+        A parallel environment of PettingZoo is stored as one episode with a step for all agents.
+        `mask_<agent>` is False where an agent does not act: its other fields are zeros there. The
+        episode ends when no agent is left, and is truncated if one was truncated in the last step.
 
         Args:
-            env: A gymnasium environment, single or vectorized. The buffer must have the fields that
-                `fields_from_env` reads from it, with or without `next_obs`. It may have more fields
-                if they have a default.
+            env: A gymnasium environment, single or vectorized, or a parallel one of PettingZoo. The
+                buffer must have the fields that `fields_from_env` reads from it, with or without
+                `next_obs`. It may have more fields if they have a default.
             task_id: Task of all its episodes; each episode's own id if omitted.
             agent_id: Agent that acts; `default` if omitted.
             model_version: Version of the model that acts. The returned environment has it as the
                 attribute `model_version`; a new value holds for the episodes that begin later.
             session_id: Training session, and the attribute `session_id` in the same way.
+            info_fields: Values of `info` to store, each in the field of its name. One of the
+                `observation_fields` is stored with the observation that `reset` or `step` returns
+                with it, another one with the step that returns it. Where `info` does not have it,
+                the field's default is stored.
+            reward_field: Field in which the reward is stored as the environment gives it, such as a
+                vector. `reward` is None then, unless the argument `reward` makes it.
+            reward: Function that makes the reward of a step, a number, of the reward that the
+                environment gives; for a vectorized environment, n numbers of n rewards; for several
+                agents, a number of the dict of their rewards, whose sum is the default.
             casting: See `extend`.
             **meta: See `episode`.
 
         Raises:
-            ArgumentError: `env` is not an environment of gymnasium.
+            ArgumentError: `env` is not an environment of gymnasium or PettingZoo, or an argument is
+                invalid.
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
-                stored. From `step`: a field cannot hold a value; the episodes are aborted.
+                stored. From `step`: a field cannot hold a value, or `info` lacks one; the episodes
+                are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
             FlowControlError: From `step`: too many steps are pending, and the rate limiter allowed
                 none in time. The environment did not take the step.
@@ -754,15 +774,19 @@ class ReplayBuffer:
             >>> len(buffer)
             1
         """
-        from sqlbuffer.recording import recorded
+        from sqlbuffer.recording import RecordedValues, recorded
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
+        names = tuple(checked_names(info_fields, "info_fields", "['action_mask', 'cost']"))
+        if reward is not None:
+            checked_callable(reward, "reward", "a function of the environment's reward")
+        values = RecordedValues(names, reward_field, reward)
         make_writer = partial(
             self.vector_writer, task_id=task_id, agent_id=agent_id, model_version=model_version,
             session_id=session_id, casting=casting, **meta,
         )  # fmt: skip
-        return recorded(env, self, make_writer)
+        return recorded(env, self, make_writer, values)
 
     def flush(self) -> None:
         """Store the pending steps now.

@@ -173,6 +173,8 @@ class VectorWriter:
         ends &= is_step
         finals = self._finals(final, lead, ends)
         self._check_episodes()
+        if not len(is_step):
+            return
         self.wait_for_room(int(np.count_nonzero(is_step)))
         self._add(columns, layout, is_step, is_reset, ends, finals)
 

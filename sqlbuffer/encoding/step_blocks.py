@@ -101,10 +101,10 @@ class StepBlock:
 
     def of_steps(self, chosen: NDArray[np.bool_]) -> "StepBlock | None":
         """Return some of the steps, given by flags of shape (T * n,); None if there are none."""
-        if chosen.all():
-            return self
         numbers = np.where(chosen, self.numbers, NO_EPISODE)
-        return replace(self, numbers=numbers) if (numbers != NO_EPISODE).any() else None
+        if not (numbers != NO_EPISODE).any():
+            return None
+        return self if chosen.all() else replace(self, numbers=numbers)
 
     def truncated(self, places: NDArray[np.int64]) -> "StepBlock":
         """Return the block with the steps at some places marked as truncated."""

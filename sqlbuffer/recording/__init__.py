@@ -3,18 +3,19 @@
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.recording.recorder import MakeWriter, StepTarget
+from sqlbuffer.recording.recorder import MakeWriter, RecordedValues, StepTarget
 
-__all__ = ["recorded"]
+__all__ = ["RecordedValues", "recorded"]
 
 
-def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter) -> Any:
+def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, values: RecordedValues) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:
-        env: A gymnasium environment.
+        env: An environment of gymnasium, or a parallel one of PettingZoo.
         buffer: The buffer that stores its steps.
         make_writer: Makes the writer of its steps.
+        values: What is stored in addition to the spaces.
 
     Raises:
         ArgumentError: `env` is not an environment.
@@ -32,4 +33,4 @@ def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter) -> Any:
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded(env, buffer, make_writer)
+    return wrappers.recorded(env, buffer, make_writer, values)

@@ -1,7 +1,7 @@
 """Store the steps of one or several environments that take their steps together."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,24 +22,44 @@ NEXT = "next_"
 
 
 @dataclass(frozen=True)
+class RecordedValues:
+    """What is stored of an environment in addition to its spaces.
+
+    Attributes:
+        info_fields: Values of `info` that are stored.
+        reward_field: Field of the whole reward; None: rewards are numbers.
+        reward: Makes the reward of a step of the environment's reward; None: it is that.
+    """
+
+    info_fields: tuple[str, ...] = ()
+    reward_field: str | None = None
+    reward: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
 class EnvironmentFields:
     """The fields of a step, of one environment.
 
     Attributes:
         observation: Where each field is found in an observation.
         action: Where each field is found in an action.
+        infos: Values of `info`: those that belong to the observation that they come with, and those
+            that belong to the step.
         following: The observation fields that the buffer has once more, as `next_<name>`.
         final: Those that are kept of an episode's final observation.
+        specs: The fields of the buffer.
     """
 
     observation: SpaceFields
     action: SpaceFields
+    infos: tuple[tuple[str, ...], tuple[str, ...]]
     following: tuple[str, ...]
     final: tuple[str, ...]
+    specs: Mapping[str, FieldSpec]
 
 
 def environment_fields(
-    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]
+    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...], values: RecordedValues
 ) -> EnvironmentFields:
     """Return how an environment's steps fit a buffer.
 
@@ -47,19 +67,25 @@ def environment_fields(
         env: The environment.
         specs: The fields of the buffer.
         final: Its observation fields.
+        values: What else is stored.
 
     Raises:
         FieldError: They do not.
     """
     declared = fields_from_env(env, next_observation=True)
     observed = declared["spaces"].fields_of(OBSERVATION)
+    with_observation = tuple(name for name in values.info_fields if name in final)
+    of_observation = (*declared["observation_fields"], *with_observation)
     env_fields = EnvironmentFields(
         observed,
         declared["spaces"].fields_of(ACTION),
-        tuple(name for name in observed if NEXT + name in specs),
+        (with_observation, tuple(name for name in values.info_fields if name not in final)),
+        tuple(name for name in of_observation if NEXT + name in specs),
         final,
+        specs,
     )
-    wrong = _differences(declared["fields"], specs, env_fields)
+    chosen = [*values.info_fields, *([values.reward_field] if values.reward_field else [])]
+    wrong = _differences(declared, chosen, env_fields)
     if wrong:
         option = ", next_observation=True" if env_fields.following else ""
         raise FieldError(
@@ -70,30 +96,29 @@ def environment_fields(
 
 
 def _differences(
-    declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], env_fields: EnvironmentFields
+    declared: Mapping[str, Any], chosen: Sequence[str], env_fields: EnvironmentFields
 ) -> list[str]:
     """Return the reasons why steps of an environment cannot be stored."""
     lines = []
-    names = (
-        *env_fields.observation,
-        *env_fields.action,
-        *(NEXT + name for name in env_fields.following),
-    )
-    for name in names:
-        expected = FieldSpec.parse(name, declared[name])
+    specs, fields, observed = env_fields.specs, declared["fields"], declared["observation_fields"]
+    repeated = [NEXT + name for name in env_fields.following]
+    names = [name for name in fields if name not in {NEXT + name for name in observed}]
+    for name in (*names, *(name for name in repeated if name in fields)):
+        expected = FieldSpec.parse(name, fields[name])
         if name not in specs:
             lines.append(f"{name!r} is missing: {expected}")
         elif not takes(specs[name], expected):
             lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
+    lines += [f"{name!r} is missing: declare it" for name in chosen if name not in specs]
     lines += [
         f"the environment has no {name!r}, which has no default"
         for name, spec in specs.items()
-        if name not in names and spec.default is None
+        if name not in (*names, *repeated, *chosen) and spec.default is None
     ]
     lines += [
         f"the observation field {name!r} is none of the environment's"
         for name in env_fields.final
-        if name in specs and name not in env_fields.observation
+        if name in specs and name not in (*observed, *env_fields.infos[0])
     ]
     return lines
 
@@ -149,6 +174,11 @@ class Recorder:
         """
         self.cut(is_reset)
         self._start(observations, is_reset)
+
+    @property
+    def acts(self) -> NDArray[np.bool_]:
+        """True for each environment that is in an episode, so that its next step is stored."""
+        return self._acts
 
     def wait(self) -> None:
         """Wait until the next step of each environment may be pending."""
