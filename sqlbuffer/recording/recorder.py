@@ -299,7 +299,7 @@ def _where(chosen: NDArray[np.bool_], values: NDArray[Any], others: NDArray[Any]
 
 def _numbers(rewards: Any, n: int) -> Any:
     """Return rewards as numbers; environments give arrays of one and tensors as well."""
-    if all(reward is None for reward in rewards):
+    if rewards is None or all(reward is None for reward in rewards):
         return None
     array = np.asarray(rewards)
     if array.dtype.kind in "iufb" and array.size == n:
