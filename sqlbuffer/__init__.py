@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
     from sqlbuffer.storage.sampling.candidates import Candidates
+    from sqlbuffer.vector_writer import VectorWriter
 
 _HOME = {
     **dict.fromkeys(("ReplayBuffer", "Snapshot", "Transaction"), "buffer"),
     **dict.fromkeys(("BufferConfig", "Connection"), "config"),
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
+    "VectorWriter": "vector_writer",
     "FieldSpec": "fields",
     "fields_from_env": "spaces",
     "LeasedBatch": "front.leasing",
@@ -140,6 +142,7 @@ __all__ = [
     "TaskList",
     "TaskSampler",
     "Transaction",
+    "VectorWriter",
     "Work",
     "WorkItem",
     "fields_from_env",

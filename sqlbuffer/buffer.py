@@ -779,6 +779,8 @@ class ReplayBuffer:
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
         names = tuple(checked_names(info_fields, "info_fields", "['action_mask', 'cost']"))
+        if reward_field is not None and not isinstance(reward_field, str):
+            raise refused(reward_field, "reward_field", "the name of a field")
         if reward is not None:
             checked_callable(reward, "reward", "a function of the environment's reward")
         values = RecordedValues(names, reward_field, reward)

@@ -56,7 +56,7 @@ MADE = {
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
     "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
     "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
-    "Transaction", "Work", "WorkItem",
+    "Transaction", "VectorWriter", "Work", "WorkItem",
 }  # fmt: skip
 SAMPLERS = (
     "FifoSampler", "LatestSampler", "PrioritizedSampler", "RandomSampler", "RandomTaskSample",
@@ -259,6 +259,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "Snapshot": lambda world, layout: InSnapshot(getattr(world, layout)),
     "TensorBoardMonitor": lambda world, _: TensorBoardMonitor(world.rows, Writer()),
     "Transaction": lambda world, layout: InTransaction(getattr(world, layout)),
+    "VectorWriter": lambda world, _: world.typed.vector_writer(1),
     "Work": lambda world, _: world.rows.work,
     "WorkItem": lambda world, _: world.item,
 }
@@ -266,6 +267,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
 LAYOUT_OF = {
     "add_field": "typed", "lease": "leased", "leases": "leased", "loader": "typed",
     "mirror": "typed", "record": "recorded", "sample_transitions": "typed",
+    "vector_writer": "typed",
 }  # fmt: skip
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
@@ -310,6 +312,8 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "dataset": lambda _: "no/such-v0",
     "dataset_id": lambda _: "test/door-v0",
     "limit": lambda _: 1,
+    "n_envs": lambda _: 1,
+    "steps": lambda _: {"obs": np.zeros((1, 2)), "action": [0]},
     "loader": lambda world: world.typed.loader("step", 2),
     "offset": lambda _: 0,
     "replace": lambda _: True,
