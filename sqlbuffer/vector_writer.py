@@ -75,6 +75,14 @@ class VectorWriter:
         ...         )
         >>> len(buffer), buffer.stats().episodes
         (12, 4)
+        >>> writer = buffer.vector_writer(2)
+        >>> step = {"obs": np.zeros((2, 2), np.float32), "action": np.zeros(2, np.int64)}
+        >>> writer.write(step)
+        >>> writer.cut([True, False], final={"obs": np.ones((2, 2))})
+        >>> writer.episode_ids[0] is None
+        True
+        >>> writer.abort()
+        >>> writer.close()
     """
 
     def __init__(

@@ -65,7 +65,8 @@ def test_offers_every_public_call_of_the_buffer() -> None:
         }
 
     # Environments of gymnasium are synchronous, and their steps do not wait for the database;
-    # `buffer.sync.record(env)` and `buffer.sync.vector_writer(n)` are there. A mirror draws from memory.
+    # `buffer.sync.record(env)` and `buffer.sync.vector_writer(n)` are there. A mirror draws from
+    # memory.
     synchronous = calls(sqlbuffer.ReplayBuffer) - calls(AsyncReplayBuffer)
     assert synchronous == {"record", "vector_writer", "batch_source", "mirror"}
 
