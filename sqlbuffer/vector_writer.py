@@ -290,6 +290,16 @@ class VectorWriter:
         """Place checked steps in their episodes, and hand them on."""
         n = self.n_envs
         shape = n_rows, _ = columns.n_steps // n, n
+        times = np.full(n_rows * n, time.time())
+        if self._is_quiet(is_step, is_reset, ends):
+            block = StepBlock(
+                self, columns, n, self._numbers.copy(), self._places.copy(), times,
+                self._beginnings, layout.number, layout.size_bytes,
+            )  # fmt: skip
+            self._places += 1
+            ready, self._held = self._held, [block]
+            self._queue.add_blocks(ready, (), ())
+            return
         numbers, places = np.full((2, n_rows, n), NO_EPISODE, np.int64)
         last = np.full(n, -1)  # of each environment its last step in this block
         cut: list[int] = []  # steps of this block after which an episode was cut
@@ -318,7 +328,7 @@ class VectorWriter:
                 of_row = {i: finals[t * n + i] for i in range(n) if t * n + i in finals}
                 endings += self._ended(has_ended, "complete", of_row)
         block = StepBlock(
-            self, columns, n, numbers.ravel(), places.ravel(), np.full(n_rows * n, time.time()),
+            self, columns, n, numbers.ravel(), places.ravel(), times,
             every, layout.number, layout.size_bytes,
         )  # fmt: skip
         if cut:
@@ -337,6 +347,15 @@ class VectorWriter:
             _note_open(self)
         else:
             _open.discard(self)
+
+    def _is_quiet(self, is_step: Flags, is_reset: Flags, ends: Flags) -> bool:
+        """Return True for one step of each environment that begins and ends nothing."""
+        return (
+            len(is_step) == self.n_envs
+            and bool(is_step.all())
+            and not (is_reset.any() or ends.any())
+            and bool((self._numbers != NO_EPISODE).all())
+        )
 
     def _begun(self, envs: Sequence[int]) -> dict[int, EpisodeStart]:
         """Begin an episode of some environments; return the beginnings by number."""
@@ -377,6 +396,9 @@ class VectorWriter:
 
     def _released(self, chosen: Flags) -> list[StepBlock]:
         """Take the held steps of some environments."""
+        if chosen.all():
+            released, self._held = self._held, []
+            return released
         released, still_held = [], []
         for block in self._held:
             of_chosen = chosen[block.envs]
@@ -482,6 +504,8 @@ class VectorWriter:
                 f"an array as in the steps, got {named}"
             )
         columns = self._flat(final, lead)
+        if not ends.any():
+            return {}
         return {
             place: pack_final(
                 self._observation,

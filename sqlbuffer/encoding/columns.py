@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -198,9 +199,17 @@ def _plain_columns(layout: Layout, columns: Mapping[str, Any]) -> GivenColumns |
     (n,) = shape
     return GivenColumns(
         n, {name: columns[name] for name in layout.specs}, reward + 0.0, {}, terminated.copy(),
-        truncated.copy(), None, "default", "default", None, None, np.arange(n), None, _NO_PAYLOADS,
+        truncated.copy(), None, "default", "default", None, None, _first_numbers(n), None, _NO_PAYLOADS,
         makes_steps=True,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _first_numbers(n: int) -> NDArray[np.int64]:
+    """Return 0 to n - 1; to make them releases the interpreter's lock, which may take long."""
+    numbers = np.arange(n)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:

@@ -172,16 +172,13 @@ def checked_steps(layout: Layout, columns: GivenColumns, max_row_bytes: int) -> 
     Raises:
         FieldError: A payload cannot be stored, or a step is too large.
     """
-    payloads = None
+    for name, values in columns.fields.items():
+        if isinstance(values, np.ndarray):
+            columns.fields[name] = values.copy()
     if columns.reward_tags or any(column is not None for column in columns.payloads):
-        payloads = step_payloads(columns)
-    own = {
-        name: values.copy() if isinstance(values, np.ndarray) else values
-        for name, values in columns.fields.items()
-    }
-    encoded = replace(columns, fields=own, encoded=payloads)
-    step_sizes(layout, encoded, max_row_bytes)
-    return encoded
+        columns = replace(columns, encoded=step_payloads(columns))
+    step_sizes(layout, columns, max_row_bytes)
+    return columns
 
 
 def step_sizes(layout: Layout, columns: GivenColumns, max_row_bytes: int) -> list[int] | None:
