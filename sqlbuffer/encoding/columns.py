@@ -199,8 +199,8 @@ def _plain_columns(layout: Layout, columns: Mapping[str, Any]) -> GivenColumns |
     (n,) = shape
     return GivenColumns(
         n, {name: columns[name] for name in layout.specs}, reward + 0.0, {}, terminated.copy(),
-        truncated.copy(), None, "default", "default", None, None, _first_numbers(n), None, _NO_PAYLOADS,
-        makes_steps=True,
+        truncated.copy(), None, "default", "default", None, None, _first_numbers(n), None,
+        _NO_PAYLOADS, makes_steps=True,
     )  # fmt: skip
 
 
