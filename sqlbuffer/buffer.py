@@ -87,6 +87,7 @@ from sqlbuffer.steps import (
     whole_step,
 )
 from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.database.engine import log_default
 from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import (
@@ -117,9 +118,10 @@ class ReplayBuffer:
 
     Args:
         url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine. The default is the
-            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. A SQLite URL with
-            `?mode=ro` or `?immutable=1` refuses writes.
-        name: Name of the buffer; one database holds many buffers.
+            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`, and a warning is
+            logged once. A SQLite URL with `?mode=ro` or `?immutable=1` refuses writes.
+        name: Name of the buffer; one database holds many buffers. If a new one has nearly the name
+            of another, that is logged once as a warning.
         create: True creates a missing schema and a missing buffer; False creates neither. By
             default a missing buffer is created, and the schema of a new SQLite file.
         config: Stored settings of the buffer, as a model. A new buffer gets them. If the buffer
@@ -174,6 +176,8 @@ class ReplayBuffer:
         rebuilders = _rebuilders(state_type, action_type)
         config, connection = with_settings(config, connection, settings)
         store = BufferStore.open(url, name, config, create=create, options=connection)
+        if url is None:
+            log_default(store.url, name)
         self._types = (state_type, action_type)
         self._compose(store, rebuilders)
 
@@ -224,7 +228,8 @@ class ReplayBuffer:
     def close(self) -> None:
         """Store the pending steps, then close this process's idle connections to the database.
 
-        A later call opens new connections.
+        Afterwards draws and leases of this object are refused, also those of its mirrors, loaders
+        and mixtures. Other calls open new connections.
 
         Raises:
             StorageError: The pending steps could not be stored; they stay pending.
