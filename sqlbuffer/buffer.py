@@ -717,7 +717,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows; with replacement, at most 10,000,000.
+            batch_size: Number of rows, at least 1; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`,
                 all by default; also `adv_t` and `v_t`.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -728,6 +728,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
@@ -793,6 +794,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
@@ -885,6 +887,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
@@ -954,6 +957,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer tasks match, and `strict` is set.
@@ -1045,6 +1049,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
 
         Example:
@@ -1161,7 +1166,8 @@ class ReplayBuffer:
             InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
                 finds no batch.
             BufferConfigError: Passes over a buffer with `max_use`, which counts each draw of a row;
-                or the mirror is of another buffer, or the buffer cannot be mirrored.
+                or the mirror is of another buffer, or the buffer cannot be mirrored; in the loop:
+                the loader or the buffer is closed.
             MirrorFullError: A mirror is opened, and the buffer does not fit into it.
             FieldError: A field is unknown, or names collide.
             MissingExtraError: A device is given, and torch is not installed.
@@ -1338,7 +1344,8 @@ class ReplayBuffer:
         Raises:
             ArgumentError: An argument is invalid, or arguments exclude each other.
             ConditionError: The condition is malformed.
-            BufferConfigError: The buffer was made without `leases=True`.
+            BufferConfigError: The buffer was made without `leases=True`; or, at the start of the
+                block, it is closed.
             InsufficientDataError: At the start of the block: too few rows or groups were there in
                 time.
             FlowControlError: At the start of the block: the rate limiter did not admit the batch in

@@ -151,6 +151,7 @@ class Mixture:
 
         Raises:
             ArgumentError: The batch size or the sampler is invalid.
+            BufferConfigError: A buffer is closed.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
             FieldError: A field is unknown.
@@ -175,6 +176,7 @@ class Mixture:
 
         Raises:
             ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            BufferConfigError: A buffer is closed.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
