@@ -91,6 +91,7 @@ from sqlbuffer.steps import (
     whole_step,
 )
 from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.database.engine import log_default
 from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import (
@@ -122,9 +123,10 @@ class ReplayBuffer:
 
     Args:
         url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine. The default is the
-            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. A SQLite URL with
-            `?mode=ro` or `?immutable=1` refuses writes.
-        name: Name of the buffer; one database holds many buffers.
+            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`, and a warning is
+            logged once. A SQLite URL with `?mode=ro` or `?immutable=1` refuses writes.
+        name: Name of the buffer; one database holds many buffers. If a new one has nearly the name
+            of another, that is logged once as a warning.
         create: True creates a missing schema and a missing buffer; False creates neither. By
             default a missing buffer is created, and the schema of a new SQLite file.
         config: Stored settings of the buffer, as a model. A new buffer gets them. If the buffer
@@ -179,6 +181,8 @@ class ReplayBuffer:
         rebuilders = _rebuilders(state_type, action_type)
         config, connection = with_settings(config, connection, settings)
         store = BufferStore.open(url, name, config, create=create, options=connection)
+        if url is None:
+            log_default(store.url, name)
         self._types = (state_type, action_type)
         self._compose(store, rebuilders)
 
@@ -229,7 +233,8 @@ class ReplayBuffer:
     def close(self) -> None:
         """Store the pending steps, then close this process's idle connections to the database.
 
-        A later call opens new connections.
+        Afterwards draws and leases of this object are refused, also those of its mirrors, loaders
+        and mixtures. Other calls open new connections.
 
         Raises:
             StorageError: The pending steps could not be stored; they stay pending.
@@ -816,7 +821,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows; with replacement, at most 10,000,000.
+            batch_size: Number of rows, at least 1; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`,
                 all by default; also `adv_t` and `v_t`.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -827,6 +832,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
@@ -892,6 +898,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
@@ -984,6 +991,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
@@ -1053,6 +1061,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer tasks match, and `strict` is set.
@@ -1144,6 +1153,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
 
         Example:
@@ -1260,7 +1270,8 @@ class ReplayBuffer:
             InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
                 finds no batch.
             BufferConfigError: Passes over a buffer with `max_use`, which counts each draw of a row;
-                or the mirror is of another buffer, or the buffer cannot be mirrored.
+                or the mirror is of another buffer, or the buffer cannot be mirrored; in the loop:
+                the loader or the buffer is closed.
             MirrorFullError: A mirror is opened, and the buffer does not fit into it.
             FieldError: A field is unknown, or names collide.
             MissingExtraError: A device is given, and torch is not installed.
@@ -1437,7 +1448,8 @@ class ReplayBuffer:
         Raises:
             ArgumentError: An argument is invalid, or arguments exclude each other.
             ConditionError: The condition is malformed.
-            BufferConfigError: The buffer was made without `leases=True`.
+            BufferConfigError: The buffer was made without `leases=True`; or, at the start of the
+                block, it is closed.
             InsufficientDataError: At the start of the block: too few rows or groups were there in
                 time.
             FlowControlError: At the start of the block: the rate limiter did not admit the batch in

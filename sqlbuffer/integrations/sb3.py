@@ -485,7 +485,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         optimize_memory_usage: Refused; see `docs/how-to/train-with-stable-baselines3.md`.
         handle_timeout_termination: Whether an episode that a time limit has cut counts as not done
             in samples. It is always stored as truncated.
-        url: The database; see `sqlbuffer.ReplayBuffer`.
+        url: The database; see `sqlbuffer.ReplayBuffer`. Without it and without `SQLBUFFER_URL`, a
+            warning says where the steps are stored.
         name: Name of the buffer; one database holds many buffers.
         create: See `sqlbuffer.ReplayBuffer`.
         n_steps: Largest number of steps that a sample spans. The algorithm does not pass its own
@@ -647,7 +648,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """End the open episodes, store what waits, and free the mirror; a later call opens again.
+        """End the open episodes, store what waits, and free the mirror; samples are refused
+        afterwards.
 
         Raises:
             StorageError: It could not be stored, and waits.

@@ -98,7 +98,7 @@ class LoaderOptions:
         for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
             checked_flag(getattr(self, name), name)
         checked_integer(self.batch_size, "batch_size", 1)
-        checked_batch_size(self.batch_size, self.sampler, 1, replace=bool(self.replace))
+        checked_batch_size(self.batch_size, self.sampler, replace=bool(self.replace))
         check_n_step(self.n_step, self.gamma)
         checked_seed(self.seed)
         if self.epochs is not None:

@@ -503,9 +503,39 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def own_sampler(sampler: Sampler | None, replace: bool, seed: int) -> Sampler:
-    """Return the sampler of an iteration."""
-    return RandomSampler(replace=replace, seed=seed) if sampler is None else own_copy(sampler)
+def own_sampler(
+    sampler: Sampler | None, replace: bool, seed: int, progress: Progress | None = None
+) -> Sampler:
+    """Return the sampler of an iteration.
+
+    Raises:
+        ArgumentError: The progress is of another sampler or seed.
+    """
+    if sampler is None:
+        return RandomSampler(replace=replace, seed=seed)
+    sampler = own_copy(sampler)
+    if progress:
+        sampler.load_state_dict(progress["sampler"])
+    return sampler
+
+
+def sampler_progress(given: Sampler | None, sampler: Sampler) -> Progress:
+    """Return the part of a progress that tells where the sampler of an iteration is; nothing where
+    the loader has no sampler: the seed of the loader is enough.
+    """
+    return {} if given is None else {"sampler": sampler.state_dict()}
+
+
+def knows_sampler(sampler: Sampler | None, progress: Progress) -> bool:
+    """Return True if a progress has the state of a sampler if there is one, which takes it over.
+
+    Raises:
+        ArgumentError: The state is of another sampler or seed.
+    """
+    if (sampler is None) != ("sampler" not in progress):
+        return False
+    own_sampler(sampler, False, 0, progress)
+    return True
 
 
 @dataclass(frozen=True)
@@ -526,22 +556,27 @@ class Draws:
 
     def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
-        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        sampler = own_sampler(self.sampler, self.replace, run.seed, progress)
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
             check_sufficient(
                 batch.n_rows, self.batch_size, True, lambda: self.source.shortage(sampler)
             )
             sampler.handed_out()
-            yield batch, {"batch": number + 1}
+            yield batch, {"batch": number + 1, **sampler_progress(self.sampler, sampler)}
 
     def begin(self, run: LoaderRun) -> Progress:
         """Return the progress before the first batch."""
-        return {"batch": 0}
+        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        return {"batch": 0, **sampler_progress(self.sampler, sampler)}
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws."""
-        return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
+        return not progress or (
+            set(progress) - {"sampler"} == {"batch"}
+            and is_count(progress["batch"])
+            and knows_sampler(self.sampler, progress)
+        )
 
     def n_batches(self) -> int | None:
         """Return None: draws have no end."""

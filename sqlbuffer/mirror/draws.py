@@ -195,8 +195,7 @@ class MemoryBatches:
             matching: True for slots whose step may be a key; None: all that may be drawn.
         """
         memory, table = self.memory, self._table
-        if n:
-            self._refuse_single(matching)
+        self._refuse_single(matching)
         if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
@@ -418,7 +417,7 @@ class MemoryDraws:
     ) -> Batch:
         """Return n things that a sampler draws; see `sampled`."""
         batch, _ = self.sampled(form, n, sampler, node)
-        if sampler is not None and batch.n_rows:
+        if sampler is not None:
             sampler.handed_out()  # loaders call it themselves
         return batch
 
@@ -438,9 +437,11 @@ class MemoryDraws:
             node: Condition that first steps must match.
 
         Raises:
+            BufferConfigError: The mirror or its buffer is closed.
             InsufficientDataError: Fewer items can be drawn.
             FlowControlError: The rate limiter did not admit the draw in time.
         """
+        self._store.check_open()
         chooser: Chooser = self._uniform
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
@@ -532,6 +533,7 @@ class MemoryDraws:
             compute: Function that is called with the maker, and flags of slots whose steps match;
                 None if all match.
         """
+        self._store.check_open()
         self._refreshing.prepare()
 
         # In quotes: Python evaluates annotations of a nested function in each call.

@@ -208,7 +208,7 @@ class MirrorDrawsPlan:
             UserWarning: The newest step is not the one at which the state was taken.
         """
         before = progress.get("head")
-        begun = {"batch": progress["batch"]} if progress else {}
+        begun = {name: value for name, value in progress.items() if name != "head"}
         for batch, behind in self.draws.batches(run, begun):
             head = self.head()
             if before is not None and head != before:
@@ -227,8 +227,10 @@ class MirrorDrawsPlan:
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws from a mirror."""
-        names = {"batch", "head"}
-        return not progress or (set(progress) == names and all(map(is_count, progress.values())))
+        others = {name: value for name, value in progress.items() if name != "head"}
+        return not progress or (
+            is_count(progress.get("head")) and bool(others) and self.draws.knows(others)
+        )
 
     def n_batches(self) -> int | None:
         """Return None: draws have no end."""

@@ -82,8 +82,10 @@ class BatchDraws:
         """Return the choice among the rows that match and may be sampled, without counting uses.
 
         Raises:
+            BufferConfigError: The buffer is closed.
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
+        self.buffer.check_open()
         self.own_writes.catch_up()
         with self._source.candidates(node, columns, sampled=True) as candidates:
             drawn = choose(candidates)
@@ -109,9 +111,10 @@ class BatchDraws:
         """Sample n items: wait for the rate limiter, and count the returned items.
 
         Raises:
-            BufferConfigError: Rows of this buffer are only claimed with leases.
+            BufferConfigError: Rows of this buffer are only claimed with leases, or it is closed.
             FlowControlError: The rate limiter did not allow the batch in time.
         """
+        self.buffer.check_open()
         info = self.buffer.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             raise BufferConfigError(

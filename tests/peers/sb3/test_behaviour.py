@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 
@@ -156,14 +158,13 @@ def test_sizes_are_those_of_one_environment(schema_url, n_envs):
 def test_a_seed_repeats_the_draws(schema_url):
     with opened(schema_url) as replay:
         add_all(replay, made(1, 100))
-        replay.buffer.flush()
-        found = []
-        for _ in range(2):
-            replay.close()
-            np.random.seed(3)  # noqa: NPY002  (as `set_random_seed` does)
+    found = []
+    for _ in range(2):
+        np.random.seed(3)  # noqa: NPY002  (as `set_random_seed` does)
+        with opened(schema_url) as replay:
             found.append([replay.sample(8).rewards.numpy() for _ in range(3)])
-        np.testing.assert_array_equal(*found)
-        assert (found[0][0] != found[0][1]).any()
+    np.testing.assert_array_equal(*found)
+    assert (found[0][0] != found[0][1]).any()
 
 
 def test_batches_of_any_size_are_drawn(schema_url):
@@ -180,14 +181,31 @@ def test_nothing_to_draw_is_an_error_until_there_is(schema_url):
         assert replay.sample(4).discounts.shape == (4, 1)
 
 
-def test_a_closed_buffer_opens_again(schema_url):
+def test_a_closed_buffer_stores_but_gives_no_samples_until_it_is_opened_again(schema_url):
     with opened(schema_url) as replay:
         add_all(replay, made(1, 30))
-        replay.close()
         assert len(replay.sample(4).rewards) == 4
         replay.close()
+        with pytest.raises(BufferConfigError, match=r"buffer 'default' is closed.*open it again"):
+            replay.sample(4)
         add_all(replay, made(1, 5, first=1_000))
         assert replay.size() == 35
+    with opened(schema_url) as replay:
+        assert len(replay.sample(35).rewards) == 35
+
+
+def test_without_a_url_a_warning_says_where_the_steps_are(tmp_path):
+    program = (
+        "import gymnasium\nfrom sqlbuffer.integrations.sb3 import SQLReplayBuffer\n"
+        "env = gymnasium.make('CartPole-v1')\n"
+        "SQLReplayBuffer(100, env.observation_space, env.action_space).close()\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "SQLBUFFER_URL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=variables, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert f"buffer 'default' is in sqlite:///{tmp_path}/sqlbuffer.db" in done.stderr
 
 
 def test_a_buffer_that_will_not_fit_into_its_mirror_warns(schema_url):
