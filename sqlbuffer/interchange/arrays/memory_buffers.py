@@ -98,7 +98,7 @@ def from_sb3(
     if replay_buffer.full:
         order = (np.arange(size) + replay_buffer.pos) % size
     arrays = _sb3_arrays(replay_buffer)
-    is_compact = "next_observations" not in arrays
+    is_compact = getattr(replay_buffer, "next_observations", None) is None
     if is_compact and replay_buffer.full:
         order = order[1:]  # the newest next observation is where the oldest observation was
     if not len(order):

@@ -93,12 +93,12 @@ def opened_source(arrays: Any, stack: ExitStack) -> FlatSource:
         return _file(checked_path(arrays, "arrays", WHAT), stack)
     if isinstance(arrays, Mapping):
         columns = dict_columns(arrays)
-        return FlatSource("the arrays", "default", [Lane(lambda: iter([columns]))])
+        return FlatSource("the dict of arrays", "default", [Lane(lambda: iter([columns]))])
     if not isinstance(arrays, Iterable) or isinstance(arrays, (type, bytes, bytearray, np.ndarray)):
         raise refused(arrays, "arrays", WHAT)
     # A list can be read twice, and a generator only once.
     is_list = isinstance(arrays, Sequence)
-    return FlatSource("the arrays", "default", [Lane(lambda: _chunks(arrays))], is_list)
+    return FlatSource("the iterable of arrays", "default", [Lane(lambda: _chunks(arrays))], is_list)
 
 
 def _chunks(chunks: Iterable[Any]) -> Iterator[Columns]:
