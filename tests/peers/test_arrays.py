@@ -32,9 +32,10 @@ from tests.interchange.test_arrays import (
     flat_arrays,
     stored_episodes,
 )
+from tests.peers.sb3.conftest import _one_thread
 from tests.support.sql import run as run_sql
 
-__all__ = ["run"]
+__all__ = ["_one_thread", "run"]
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 7  # steps until a time limit
 
