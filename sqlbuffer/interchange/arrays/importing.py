@@ -124,8 +124,24 @@ def import_arrays(
         return import_source(source, url, name, options, settings)
 
 
+def checked_columns(columns: Any) -> Mapping[str, str | None]:
+    """Return meanings of arrays by their names.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    columns = {} if columns is None else checked_dict(columns, "columns", "{'acts': 'actions'}")
+    for column, meaning in columns.items():
+        if not isinstance(column, str) or not (meaning is None or isinstance(meaning, str)):
+            what = "a dict of names of arrays, and their meanings or None"
+            raise refused(columns, "columns", what)
+    return columns
+
+
 @dataclass(frozen=True)
 class ArrayOptions:
+    """How arrays are imported; attributes as the arguments of `import_arrays`."""
+
     columns: Mapping[str, str | None]
     tail: Tail
     store_next: bool | None
@@ -139,10 +155,6 @@ class ArrayOptions:
         cls, columns: Any, tail: Any, store_next: Any, task_id: Any, agent_id: Any, prefix: Any,
         on_conflict: Any, on_progress: Any,
     ) -> "ArrayOptions":  # fmt: skip
-        columns = {} if columns is None else checked_dict(columns, "columns", "{'acts': 'actions'}")
-        for column, meaning in columns.items():
-            if meaning is not None and (not isinstance(meaning, str) or not meaning):
-                raise refused(meaning, f"columns[{column!r:.100}]", "the name of an array, or None")
         checked_choice(tail, "tail", TAILS)
         if store_next is not None:
             store_next = checked_flag(store_next, "store_next", more=", or None")
@@ -151,7 +163,7 @@ class ArrayOptions:
         checked_text(agent_id, "agent_id")
         ids = ImportIds.checked(prefix, on_conflict)
         on_progress = checked_progress(on_progress)
-        return cls(columns, tail, store_next, task_id, agent_id, ids, on_progress)
+        return cls(checked_columns(columns), tail, store_next, task_id, agent_id, ids, on_progress)
 
 
 def import_source(

@@ -7,13 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import refused
 from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.interchange.arrays.episodes import Tail
 from sqlbuffer.interchange.arrays.exporting import flat_rows, whole_episodes
-from sqlbuffer.interchange.arrays.importing import ArrayOptions, import_source
+from sqlbuffer.interchange.arrays.importing import (
+    ArrayOptions,
+    checked_columns,
+    import_source,
+)
 from sqlbuffer.interchange.arrays.naming import array_name, meaning_of
 from sqlbuffer.interchange.arrays.sources import (
     Arrays,
@@ -334,10 +338,15 @@ def from_cpprb(
         oldest = replay_buffer.get_next_index() % n_steps
         stored = {key: np.roll(values, -oldest, axis=0) for key, values in stored.items()}
     meanings = {key: "terminals" for key in stored if key in _DONE}
-    if columns is None or isinstance(columns, Mapping):
-        columns = {**meanings, **(columns or {})}
     options = ArrayOptions.checked(
-        columns, tail, None, task_id, agent_id, prefix, on_conflict, on_progress
+        {**meanings, **checked_columns(columns)},
+        tail,
+        None,
+        task_id,
+        agent_id,
+        prefix,
+        on_conflict,
+        on_progress,
     )
     lanes = [Lane(lambda: iter([dict_columns(stored)]))]
     return import_source(
@@ -387,10 +396,11 @@ def to_cpprb(
     """
     on_progress = checked_progress(on_progress)
     _check_is(replay_buffer, "replay_buffer", _CPPRB, _WHAT_CPPRB)
-    observations, meanings = tuple(buffer.observation_fields), dict(columns or {})
-    names = {}
+    observations = tuple(checked_buffer(buffer).observation_fields)
+    meanings, names = checked_columns(columns), {}
     for key in replay_buffer.get_all_transitions():
-        field = meaning_of(meanings.get(key, "terminated" if key in _DONE else key))
+        meaning = meanings.get(key, "terminated" if key in _DONE else key)
+        field = meaning_of(key if meaning is None else meaning)
         names[key] = _ROWS.get(field) or array_name(field, observations)
     n_added = 0
     for rows in _transitions(buffer, condition, on_progress):
