@@ -219,15 +219,38 @@ def test_an_import_that_was_broken_off_goes_on(schema_url: str) -> None:
 def test_an_open_tail_goes_on_with_a_later_file(schema_url: str) -> None:
     arrays = {**flat_arrays(n=60), "terminals": np.arange(60) == 59, "timeouts": np.zeros(60)}
     del arrays["next_observations"]
-    for n in (20, 20, 50):  # the id of an episode is made of its first 16 steps
+    for n in (3, 3, 50):
         report = import_arrays(schema_url, {k: v[:n] for k, v in arrays.items()}, tail="open")
-    assert (report.n_stored, report.n_duplicates) == (30, 20)
+    assert (report.n_stored, report.n_duplicates) == (47, 3)
     assert run_sql(schema_url, "SELECT status FROM v_episodes") == [("open",)]
     assert import_arrays(schema_url, arrays).n_stored == 10
     query = "SELECT status, length FROM v_episodes"
     assert run_sql(schema_url, query) == [("complete", 60)]
     with ReplayBuffer(schema_url) as buffer:
         assert [row.exp_data.reward_t for row in buffer] == arrays["rewards"].tolist()
+
+
+@pytest.mark.parametrize("tail", ["cut", "open"])
+def test_another_episode_that_begins_in_the_same_way_is_not_mixed_with_the_first(
+    schema_url: str, tail: Any
+) -> None:
+    first = {**flat_arrays(n=20), "terminals": np.zeros(20), "timeouts": np.zeros(20)}
+    del first["next_observations"]
+    other = {name: values.copy() for name, values in first.items()}
+    other["images"][5] += 1
+    other["terminals"][-1] = 1
+    import_arrays(schema_url, {name: values[:10] for name, values in first.items()}, tail=tail)
+    for arrays in (other, {name: values[:15] for name, values in other.items()}):
+        with pytest.raises(
+            FileImportError, match=r"rows from 0 on: the buffer has other .* prefix="
+        ):
+            import_arrays(schema_url, arrays, tail=tail)
+        report = import_arrays(schema_url, arrays, tail=tail, on_conflict="skip")
+        assert report.n_stored == 0
+        assert report.n_conflicts > 0
+    with ReplayBuffer(schema_url) as buffer:
+        assert len(buffer) == 10
+    assert import_arrays(schema_url, other, prefix="other/").n_stored == 20
 
 
 @pytest.mark.thorough

@@ -24,7 +24,6 @@ Tail = Literal["open", "cut", "drop"]
 TAILS = ("open", "cut", "drop")
 # A longer episode is stored in parts.
 PART_BYTES = 64 * 2**20
-LEAST_PART = 16
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ class EpisodeSplitter:
         row_bytes = sum(
             dtype.itemsize * int(np.prod(shape, dtype=int)) for dtype, shape in plan.specs.values()
         )
-        self._most = max(LEAST_PART, PART_BYTES // max(row_bytes, 1))
+        self._most = max(1, PART_BYTES // max(row_bytes, 1))
         self._held: list[Arrays] = []
         self._n_held = self._first = 0
         self._has_begun = False

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import merge
 from itertools import chain
@@ -24,7 +24,6 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.arrays.episodes import (
-    LEAST_PART,
     TAILS,
     EpisodePart,
     EpisodeSplitter,
@@ -32,10 +31,11 @@ from sqlbuffer.interchange.arrays.episodes import (
     Tail,
     rows_of,
 )
-from sqlbuffer.interchange.arrays.naming import NEXT, ArrayPlan, planned
+from sqlbuffer.interchange.arrays.naming import NEXT, REWARD, ArrayPlan, planned
 from sqlbuffer.interchange.arrays.sources import Columns, FlatSource, Lane, opened_source
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import ImportCounts, ImportIds, ImportReport
+from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.database.urls import Database
 
@@ -70,9 +70,9 @@ def import_arrays(
     the next steps.
 
     Files and chunks are read in pieces of some megabytes, and nothing is unpickled. Arrays that can
-    be read twice are checked before the first episode is stored. The ids of episodes are made of
-    their first steps: if an import was interrupted, call it again. It continues, and no episode is
-    stored twice.
+    be read twice are checked before the first episode is stored. The id of an episode
+    is made of its first step: if an import was interrupted, call it again. It continues, and no
+    episode is stored twice.
 
     Args:
         url: The database; see `ReplayBuffer`.
@@ -130,12 +130,14 @@ def checked_columns(columns: Any) -> Mapping[str, str | None]:
     Raises:
         ArgumentError: Something else.
     """
-    columns = {} if columns is None else checked_dict(columns, "columns", "{'acts': 'actions'}")
-    for column, meaning in columns.items():
+    if columns is None:
+        return {}
+    meanings: Mapping[str, str | None] = checked_dict(columns, "columns", "{'acts': 'actions'}")
+    for column, meaning in meanings.items():
         if not isinstance(column, str) or not (meaning is None or isinstance(meaning, str)):
             what = "a dict of names of arrays, and their meanings or None"
             raise refused(columns, "columns", what)
-    return columns
+    return meanings
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,8 @@ class _LaneStore:
     _id: str = ""
     _writer: EpisodeWriter | None = None
     _n_before: int = 0
-    _n_given: int = field(default=0)
+    _n_given: int = 0
+    _is_other: bool = False
 
     def store(self, part: EpisodePart, occurrences: Counter[bytes]) -> None:
         """Store an episode, or the next part of one."""
@@ -378,12 +381,12 @@ class _LaneStore:
         self.counts.add(part.n_steps, stored, self.options.ids, where)
 
     def _made_id(self, part: EpisodePart, occurrences: Counter[bytes]) -> str:
-        """Return the id of an episode: the hash of its first steps, and a number for others that
-        begin in the same way.
+        """Return the id of an episode: the hash of its first step, and a number for others that
+        begin in the same way. So an open episode is known again when it is longer.
         """
         digest = blake2b(digest_size=8)
         for name in sorted({*part.columns} - {"terminated", "truncated"}):
-            digest.update(np.ascontiguousarray(part.columns[name][:LEAST_PART]).tobytes())
+            digest.update(np.ascontiguousarray(part.columns[name][:1]).tobytes())
         key = digest.digest()
         occurrences[key] += 1
         number = "" if occurrences[key] == 1 else f"-{occurrences[key]}"
@@ -401,7 +404,10 @@ class _LaneStore:
     def _appended(self, part: EpisodePart) -> StoreResult:
         """Append the steps that the buffer does not have."""
         if part.is_begin:
-            self._begin()
+            self._is_other = not self._has_same(part)
+            self._writer = None if self._is_other else self._begun()
+        if self._is_other:
+            return StoreResult(0, 0, part.n_steps, (self._id,))
         if self._writer is None:  # it is complete
             return StoreResult(0, part.n_steps, 0)
         n_known = min(max(self._n_before - self._n_given, 0), part.n_steps)
@@ -412,16 +418,30 @@ class _LaneStore:
             self._end(part)
         return StoreResult(part.n_steps - n_known, n_known, 0)
 
-    def _begin(self) -> None:
+    def _has_same(self, part: EpisodePart) -> bool:
+        """Return whether the buffer's steps of the episode, if it has any, are those of a part."""
+        episode = QueryBuilder().eq("episode_id", self._id).and_().eq("task_id", self.task)
+        for row in self.buffer.get_all(episode.and_().lt("step", part.n_steps).build()):
+            i = row.exp_meta.step
+            if row.exp_data.reward_t != part.columns[REWARD][i]:
+                return False
+            for name, spec in self.buffer.fields.items():
+                if name in part.columns:
+                    value = spec.cast(part.columns[name][i])
+                    is_real = spec.dtype.kind in "fc"
+                    if not np.array_equal(row.fields[name], value, equal_nan=is_real):
+                        return False
+        return True
+
+    def _begun(self) -> EpisodeWriter | None:
+        """Return the writer of the episode; None: it is complete."""
         self._n_before = self._n_given = 0
         try:
-            self._writer = self.buffer.episode(
-                self.task, self.agent, episode_id=self._id, resume=True
-            )
+            writer = self.buffer.episode(self.task, self.agent, episode_id=self._id, resume=True)
         except EpisodeEndedError:
-            self._writer = None
-        else:
-            self._n_before = self._writer.t
+            return None
+        self._n_before = writer.t
+        return writer
 
     def _end(self, part: EpisodePart) -> None:
         assert self._writer is not None
