@@ -301,6 +301,37 @@ def test_a_buffer_of_cpprb_survives_the_round_trip(sqlite_url: str, kind: Any, n
         np.testing.assert_array_equal(ours[name], values[order], err_msg=name)
 
 
+@pytest.mark.parametrize("n_step", [2, 5])
+def test_returns_of_several_steps_are_those_of_cpprb(sqlite_url: str, n_step: int) -> None:
+    size = {"size": n_step, "gamma": 0.9, "rew": "rew", "next": "next_obs"}
+    single = cpprb.ReplayBuffer(100, NAMES, next_of="obs")
+    several = cpprb.ReplayBuffer(100, {**NAMES, "next_obs": {"shape": (3,)}}, Nstep=size)
+    arrays = flat_arrays(seed=n_step, n=60, tail=0)
+    for i in range(60):
+        step = {
+            "obs": arrays["observations"][i], "act": arrays["actions"][i],
+            "rew": arrays["rewards"][i], "next_obs": arrays["next_observations"][i],
+            "done": arrays["terminals"][i], "cost": i,
+        }  # fmt: skip
+        for memory in (single, several):
+            memory.add(**step)
+            if arrays["terminals"][i] or arrays["timeouts"][i]:
+                memory.on_episode_end()
+    from_cpprb(single, sqlite_url)
+    with ReplayBuffer(sqlite_url) as buffer:
+        options = {"n_step": n_step, "gamma": 0.9, "epochs": 1}
+        (ours,) = buffer.loader("transition", 60, **options)
+    theirs = several.get_all_transitions()
+    order, rows = np.argsort(ours.cost[:, 0]), np.argsort(theirs["cost"][:, 0])
+    assert len(order) == len(rows) == 60
+    np.testing.assert_allclose(ours.reward[order], theirs["rew"][rows, 0], rtol=1e-5)
+    # Those of cpprb are ones, not the last observation, for the last steps of an episode.
+    is_known = (theirs["next_obs"][rows] != 1).any(1)
+    assert is_known.sum() > 20
+    after = theirs["next_obs"][rows][is_known]
+    np.testing.assert_array_equal(ours.next_obs[order][is_known], after)
+
+
 def test_a_buffer_of_cpprb_without_next_observations_is_stored(sqlite_url: str) -> None:
     memory = filled_cpprb(30, has_next=False)
     from_cpprb(memory, sqlite_url, columns={"cost": None})

@@ -59,7 +59,9 @@ def from_sb3(
     those of `fields_from_env`.
 
     Call it again to continue after an interruption, or after more steps: whole episodes are not
-    stored twice. Give `tail="open"` or `"drop"` if you mean to call it again later.
+    stored twice. Give `tail="open"` or `"drop"` if you mean to call it again later. A full replay
+    buffer has lost the first steps of its oldest episode: the rest of it is stored as an episode of
+    its own, also if an earlier call has stored all of it.
 
     Args:
         replay_buffer: A `ReplayBuffer`, `DictReplayBuffer`, `NStepReplayBuffer` or
@@ -288,7 +290,8 @@ def from_cpprb(
     next step: there `on_episode_end` was called, or the environment reset. Priorities are not
     copied: cpprb does not return them.
 
-    Call it again to continue after an interruption: whole episodes are not stored twice.
+    Call it again to continue after an interruption: whole episodes are not stored twice. For later
+    calls, see `from_sb3`.
 
     Args:
         replay_buffer: A `ReplayBuffer` or `PrioritizedReplayBuffer`.
