@@ -335,6 +335,26 @@ def test_a_buffer_that_exists_takes_arrays_that_fit(sqlite_url: str) -> None:
     assert "new" not in ReplayBuffer.list(sqlite_url)
 
 
+def test_observation_fields_of_a_buffer_may_have_other_names(sqlite_url: str) -> None:
+    fields = {"camera": ("float32", (3,)), "act": ("int64", (2,)), "obs_noise": "float32"}
+    settings = {"fields": fields, "observation_fields": ["camera"]}
+    arrays = without("infos/größe", "images")
+    arrays["obs_noise"] = np.zeros(60)
+    arrays["act"] = arrays.pop("actions")
+    for prefix in ("observations/", ""):
+        if not prefix:
+            settings = {}
+            with ReplayBuffer(sqlite_url) as buffer:
+                arrays = export_arrays(buffer)
+        else:
+            for name in ("observations", "next_observations"):
+                arrays[f"{name}/camera"] = arrays.pop(name)
+        report = import_arrays(sqlite_url, arrays, **settings)
+        assert (report.n_stored, report.n_duplicates) == ((60, 0) if prefix else (0, 60))
+    with ReplayBuffer(sqlite_url) as buffer:
+        assert buffer.sample_transitions(8).next_camera.shape == (8, 3)
+
+
 def without(*names: str) -> Arrays:
     return {name: values for name, values in flat_arrays().items() if name not in names}
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_choice, checked_dict, checked_flag, checked_text, refused
+from sqlbuffer.config import BufferConfig
 from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import (
@@ -22,7 +23,7 @@ from sqlbuffer.errors import (
     FieldError,
     InsufficientDataError,
 )
-from sqlbuffer.fields import FieldSpec
+from sqlbuffer.fields import Fields, FieldSpec
 from sqlbuffer.interchange.arrays.episodes import (
     TAILS,
     EpisodePart,
@@ -173,7 +174,6 @@ def import_source(
 ) -> ImportReport:
     """Store the episodes of a source; see `import_arrays`."""
     began_at = time.monotonic()
-    lanes, plan, findings, n_all = _looked_at(source, options)
     counts = ImportCounts()
     with ExitStack() as stack:
         buffer = found_buffer(url, name)
@@ -182,13 +182,13 @@ def import_source(
             buffer = ReplayBuffer(url, name, **settings)
         if buffer is not None:
             stack.enter_context(buffer)
+        declared = _declared(settings) if buffer is None else buffer.config.fields
+        lanes, plan, findings, n_all = _looked_at(source, options, declared)
         store_next = _stores_next(plan, findings, options, buffer)
         settings = {**plan.declared(store_next=store_next), **settings}
-        if buffer is not None:
-            _check_fits(plan, buffer.fields, f"buffer {buffer.name!r}", store_next=store_next)
-        elif isinstance(settings["fields"], Mapping):
-            fields = {n: FieldSpec.parse(n, spec) for n, spec in settings["fields"].items()}
-            _check_fits(plan, fields, "the new buffer", store_next=store_next)
+        if declared is not None:
+            whose = "the new buffer" if buffer is None else f"buffer {buffer.name!r}"
+            _check_fits(plan, declared.specs, whose, store_next=store_next)
         target = stack.enter_context(import_target(buffer, url, name, settings, counts))
         task = options.task_id or source.task_id
         stores = [
@@ -196,7 +196,9 @@ def import_source(
             for lane, agent in zip(lanes, [options.agent_id] * len(lanes), strict=True)
         ]
         occurrences: Counter[bytes] = Counter()
-        for number, part in _parts(source, lanes, plan, findings, options, store_next=store_next):
+        for number, part in _parts(
+            source, lanes, plan, findings, options, declared, store_next=store_next
+        ):
             stores[number].store(part, occurrences)
             if options.on_progress is not None:
                 n_range = counts.n_steps if n_all is None else n_all
@@ -205,8 +207,18 @@ def import_source(
         return counts.report(source.name, where, time.monotonic() - began_at)
 
 
+def _declared(settings: Mapping[str, Any]) -> Fields | None:
+    """Return the fields that a new buffer is given; None: they follow from the arrays."""
+    if settings.get("config") is not None:
+        config: BufferConfig = BufferConfig.model_validate(settings["config"])
+        return config.fields
+    names = ("fields", "observation_fields")
+    given: Any = {name: settings[name] for name in names if settings.get(name) is not None}
+    return BufferConfig.of(**given).fields if "fields" in given else None
+
+
 def _looked_at(
-    source: FlatSource, options: ArrayOptions
+    source: FlatSource, options: ArrayOptions, declared: Fields | None
 ) -> tuple[list[Lane], ArrayPlan, Findings, int | None]:
     """Return the lanes to store, what their arrays mean, and what a look at them has found.
 
@@ -219,9 +231,9 @@ def _looked_at(
         if first is None:
             continue
         if plan is None:
-            plan = planned(first, options.columns, source.name)
+            plan = planned(first, options.columns, source.name, declared)
         looked_at = Findings()
-        same = _SameArrays(plan, options, source.name)
+        same = _SameArrays(plan, options, source.name, declared)
         rest = chunks if source.may_repeat else iter(())
         for rows in rows_of(chain([first], rest), plan, same.check):
             looked_at.add(rows)
@@ -251,11 +263,13 @@ class _SameArrays:
     plan: ArrayPlan
     options: ArrayOptions
     source: str
+    declared: Fields | None
     n_chunks: int = 0
 
     def check(self, columns: Columns) -> None:
         """Raise FieldError if a chunk has other arrays."""
-        plan, self.n_chunks = planned(columns, self.options.columns, self.source), self.n_chunks + 1
+        plan = planned(columns, self.options.columns, self.source, self.declared)
+        self.n_chunks += 1
         if plan.names != self.plan.names or any(
             shape != self.plan.specs[name][1] for name, (_, shape) in plan.specs.items()
         ):
@@ -319,6 +333,7 @@ def _parts(
     plan: ArrayPlan,
     findings: Findings,
     options: ArrayOptions,
+    declared: Fields | None,
     *,
     store_next: bool,
 ) -> Iterator[tuple[int, EpisodePart]]:
@@ -329,7 +344,7 @@ def _parts(
             plan, options.tail, lane.after, source.name, store_next=store_next,
             is_shifted=findings.is_shifted,
         )  # fmt: skip
-        check = _SameArrays(plan, options, source.name).check
+        check = _SameArrays(plan, options, source.name, declared).check
         for part in splitter.parts(rows_of(lane.columns(), plan, check)):
             yield number, part
 
@@ -385,8 +400,10 @@ class _LaneStore:
         begin in the same way. So an open episode is known again when it is longer.
         """
         digest = blake2b(digest_size=8)
-        for name in sorted({*part.columns} - {"terminated", "truncated"}):
-            digest.update(np.ascontiguousarray(part.columns[name][:1]).tobytes())
+        for name, spec in sorted(self.buffer.fields.items()):
+            if name in part.columns:
+                digest.update(spec.cast(part.columns[name][0]).tobytes())
+        digest.update(part.columns[REWARD][:1].tobytes())
         key = digest.digest()
         occurrences[key] += 1
         number = "" if occurrences[key] == 1 else f"-{occurrences[key]}"

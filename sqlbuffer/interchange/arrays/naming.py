@@ -1,6 +1,6 @@
 """The fields that flat arrays mean, and the arrays that fields become."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import KINDS, check_name, near_name
+from sqlbuffer.fields import KINDS, Fields, check_name, near_name
 from sqlbuffer.interchange.arrays.sources import Arrays, Columns, FlatColumn
 
 REWARD, TERMINATED, TRUNCATED, ENDED = "reward", "terminated", "truncated", "episode_terminals"
@@ -70,17 +70,21 @@ class ArrayPlan:
         return name.startswith(NEXT) and name.removeprefix(NEXT) in self.observations
 
 
-def planned(columns: Columns, chosen: Mapping[str, str | None], source: str) -> ArrayPlan:
+def planned(
+    columns: Columns, chosen: Mapping[str, str | None], source: str, declared: Fields | None = None
+) -> ArrayPlan:
     """Return what arrays mean.
 
     Args:
         columns: The arrays.
         chosen: Other meanings, by the names of arrays; None leaves one out.
         source: Their name, for messages.
+        declared: The fields of the buffer; None: they follow from the arrays.
 
     Raises:
         FieldError: An array is missing, or has another length or no meaning.
     """
+    known = {} if declared is None else declared.specs
     for name in chosen:
         if name not in columns:
             raise FieldError(
@@ -98,24 +102,37 @@ def planned(columns: Columns, chosen: Mapping[str, str | None], source: str) -> 
                 f"estimated; say what it is with columns={{{name!r}: 'terminals'}} or "
                 f"{{{name!r}: 'episode_terminals'}} (--column {name}=terminals)"
             )
-        meaning = meaning_of(meaning)
+        meaning = _field_of(meaning, known)
         if meaning in names:
             raise FieldError(
                 f"arrays {names[meaning]!r} and {name!r} are both {meaning!r}; leave one of them "
                 f"out with columns={{{name!r}: None}} (--column {name}=)"
             )
         names[meaning] = name
-    _check_needed(names, source)
+    _check_needed(names, source, are_declared=bool(known))
     _check_lengths(columns, names, source)
-    observations = tuple(name for name in names if name == "obs" or name.startswith("obs_"))
+    if declared is not None and known:
+        observations = tuple(name for name in declared.observations if name in names)
+    else:
+        observations = tuple(name for name in names if name == "obs" or name.startswith("obs_"))
     specs = {
         meaning: _spec(columns[name], name, meaning)
         for meaning, name in names.items()
         if meaning not in (REWARD, *FLAGS)
     }
-    following = [name for name in observations if NEXT + name in names]
-    if following and len(following) < len(observations):
-        missing = next(name for name in observations if NEXT + name not in names)
+    has_next = any(NEXT + name in names for name in observations)
+    plan = ArrayPlan(names, specs, observations, has_next)
+    if has_next:
+        _check_following(plan, source)
+    return plan
+
+
+def _check_following(plan: ArrayPlan, source: str) -> None:
+    """Raise FieldError unless each observation has a next one of its shape."""
+    names, specs = plan.names, plan.specs
+    following = [name for name in plan.observations if NEXT + name in names]
+    if len(following) < len(plan.observations):
+        missing = next(name for name in plan.observations if NEXT + name not in names)
         raise FieldError(
             f"{source} has the next observation {names[NEXT + following[0]]!r} and none of "
             f"{names[missing]!r}; give all of them, or leave it out with "
@@ -127,11 +144,24 @@ def planned(columns: Columns, chosen: Mapping[str, str | None], source: str) -> 
                 f"array {names[NEXT + name]!r} has rows of the shape {specs[NEXT + name][1]}, and "
                 f"{names[name]!r} of {specs[name][1]}"
             )
-    return ArrayPlan(names, specs, observations, bool(following))
 
 
-def _check_needed(names: Mapping[str, str], source: str) -> None:
+def _field_of(name: str, known: Collection[str]) -> str:
+    """Return what an array means in a buffer with known fields: `observations/image` is `image`
+    where the buffer has no `obs_image`.
+    """
+    meaning = name if name in known else meaning_of(name)
+    for group, prefix in (("obs_", ""), (f"{NEXT}obs_", NEXT)):
+        base = meaning.removeprefix(group)
+        if meaning.startswith(group) and group + base not in known and base in known:
+            return prefix + base
+    return meaning
+
+
+def _check_needed(names: Mapping[str, str], source: str, *, are_declared: bool) -> None:
     for meaning, name in _NEEDED.items():
+        if are_declared and meaning != REWARD:  # the fields of the buffer say what is needed
+            continue
         if meaning not in names and not any(other.startswith(f"{meaning}_") for other in names):
             nearest = near_name(name, tuple(names.values()))
             hint = f" (is it {nearest!r}?)" if nearest else ""
