@@ -1,5 +1,7 @@
 """Flat arrays of transitions: into whole episodes, and out again."""
 
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
 )
 from sqlbuffer.interchange import export_arrays, import_arrays
+from tests.support.processes import wait_until
 from tests.support.sql import run as run_sql
 
 Arrays = dict[str, Any]
@@ -214,6 +217,35 @@ def test_an_import_that_was_broken_off_goes_on(schema_url: str) -> None:
     assert report.n_stored == 200 - seen[-1]
     with ReplayBuffer(schema_url) as buffer:
         assert stored_episodes(buffer, arrays) == expected_episodes(arrays, "cut")
+
+
+@pytest.mark.thorough
+def test_an_import_that_was_killed_goes_on(schema_url: str, tmp_path: Path) -> None:
+    arrays = flat_arrays(n=3_000)
+    path = given(arrays, "npz", tmp_path)
+    code = (
+        "import sys; from sqlbuffer.interchange import import_arrays; import_arrays(*sys.argv[1:])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, schema_url, str(path)])
+    with process:
+        try:
+            wait_until(lambda: stored_steps(schema_url) > 100, "it stores steps")
+        finally:
+            process.kill()
+    n_before = stored_steps(schema_url)
+    assert n_before < 3_000
+    report = import_arrays(schema_url, path)
+    assert (report.n_stored, report.n_duplicates) == (3_000 - n_before, n_before)
+    with ReplayBuffer(schema_url) as buffer:
+        assert stored_episodes(buffer, arrays) == expected_episodes(arrays, "cut")
+
+
+def stored_steps(url: str) -> int:
+    """Return the number of steps in a buffer, 0 if it is missing."""
+    if "default" not in ReplayBuffer.list(url):
+        return 0
+    with ReplayBuffer(url) as buffer:
+        return len(buffer)
 
 
 def test_an_open_tail_goes_on_with_a_later_file(schema_url: str) -> None:

@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(sqlite_url: str, tmp_path: Path) -> None:
             import_arrays(sqlite_url, damaged)
     with h5py.File(tmp_path / "d3rlpy.h5", "w") as file:
         file["num_episodes"] = 1
-    with pytest.raises(FileImportError, match="give its episodes: import_arrays"):
+    with pytest.raises(FileImportError, match="a dict of arrays for each of its"):
         import_arrays(sqlite_url, tmp_path / "d3rlpy.h5")
 
 

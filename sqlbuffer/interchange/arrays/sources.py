@@ -197,9 +197,9 @@ def _hdf5_columns(path: Path, stack: ExitStack) -> Columns:
     )
     if "num_episodes" in datasets:
         raise FileImportError(
-            f"{path} is a ReplayBuffer of d3rlpy, with an array for each episode; give its "
-            f"episodes: import_arrays(url, ({{'observations': e.observations, ...}} for e in "
-            f"dataset.episodes))"
+            f"{path} is a ReplayBuffer of d3rlpy, with an array for each episode; load it with "
+            f"d3rlpy, and give import_arrays() a generator of a dict of arrays for each of its "
+            f"episodes"
         )
     return dict_columns(datasets)
 
