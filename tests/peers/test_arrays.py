@@ -80,7 +80,7 @@ def test_tensors_are_arrays(sqlite_url: str) -> None:
     import_arrays(sqlite_url, {name: torch.from_numpy(v) for name, v in arrays.items()})
     with ReplayBuffer(sqlite_url) as buffer:
         assert stored_episodes(buffer, arrays) == expected_episodes(arrays, "cut")
-    with pytest.raises(FieldError, match=r"give tensor.detach\(\).cpu\(\).numpy\(\)"):
+    with pytest.raises(FieldError, match="detach a tensor and move it to the CPU"):
         import_arrays(sqlite_url, {**arrays, "x": torch.zeros(60, requires_grad=True)})
 
 

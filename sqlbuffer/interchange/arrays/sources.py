@@ -170,8 +170,8 @@ def _column(name: str, value: Any) -> FlatColumn:
         array = value if is_lazy else np.asarray(value)
     except Exception as error:
         raise FieldError(
-            f"array {name!r} cannot be made an array of numpy ({error!s:.200}); give "
-            f"tensor.detach().cpu().numpy(), or rows of one shape"
+            f"array {name!r} cannot be made an array of numpy ({error!s:.200}); detach a tensor "
+            f"and move it to the CPU, or give rows of one shape"
         ) from None
     if isinstance(array, np.ma.MaskedArray):
         raise FieldError(f"array {name!r}: a masked array would lose its mask; fill it")
