@@ -361,6 +361,9 @@ def test_a_buffer_that_exists_takes_arrays_that_fit(sqlite_url: str) -> None:
     ReplayBuffer(sqlite_url, "more", fields={**fields, "y": "int64"}).close()
     with pytest.raises(FieldError, match=r"the field 'y' \(int64\), and there is no such array"):
         import_arrays(sqlite_url, flat_arrays(), "more", columns=left_out)
+    ReplayBuffer(sqlite_url, "rows").close()
+    with pytest.raises(FieldError, match="'rows' stores JSON rows and has no typed fields"):
+        import_arrays(sqlite_url, flat_arrays(), "rows")
     narrow = {"obs": ("int64", (3,)), "action": ("float32", (2,))}
     with pytest.raises(FieldError, match="'observations' is float32, and field 'obs'"):
         import_arrays(sqlite_url, flat_arrays(), "new", columns=left_out, fields=narrow)
