@@ -91,6 +91,12 @@ def test_trajectories_are_exchanged_as_the_page_shows(read):
     assert page.names["report"].skipped == {}
 
 
+def test_flat_arrays_are_imported_as_the_page_shows(read):
+    page = read("docs/how-to/import-flat-arrays.md")
+    assert len(page.names["buffer"]) == 1_000
+    assert list(ReplayBuffer("copy.db", name="offline").fields) == ["obs", "action"]
+
+
 def test_a_field_is_added_as_the_page_shows(read):
     page = read("docs/how-to/add-field.md")
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]

@@ -79,6 +79,36 @@ class Writer:
     add_histogram = add_scalar
 
 
+class Memory:
+    """One step, with what is read of a replay buffer of Stable-Baselines3 or of cpprb."""
+
+    n_envs, pos, full = 1, 1, False
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    observations = next_observations = np.zeros((1, 1, 2))
+    actions = np.zeros((1, 1, 1), np.int64)
+    rewards = dones = timeouts = np.zeros((1, 1))
+
+    def add(self, *_: Any, **__: Any) -> None:
+        """Take steps."""
+
+    on_episode_end = add
+
+    def is_Nstep(self) -> bool:
+        return False
+
+    def get_all_transitions(self) -> dict[str, Any]:
+        return {"obs": np.zeros((1, 2)), "act": [0], "rew": [0.0], "done": [1.0]}
+
+    def get_stored_size(self) -> int:
+        return 1
+
+    get_buffer_size = get_next_index = get_stored_size
+
+
+FLAT = {"observations": np.zeros((1, 2)), "actions": [0], "rewards": [0.0], "terminals": [True]}
+
+
 def row(layout: str) -> DataRow:
     """Return a row."""
     fields = (
@@ -325,6 +355,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "policy": lambda _: None,
     "priorities": lambda _: 1.0,
     "retry_s": lambda _: 0,
+    "replay_buffer": lambda _: Memory(),
     "reward": lambda _: None,
     "row": lambda _: row(""),
     "rng": lambda _: np.random.default_rng(0),
@@ -354,7 +385,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
 WRITING = ("add", "extend", "store", "store_batch", "store_episode", "episode")
 MAKING = (
     "ReplayBuffer", "AsyncReplayBuffer.open", "import_parquet", "insert_jsonl", "import_minari",
-    "import_atif",
+    "import_atif", "import_arrays", "from_sb3", "from_cpprb",
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
 # Otherwise it would read standard input.
@@ -366,6 +397,7 @@ MORE: dict[str, dict[str, Any]] = {
     "ReplayBuffer": {"name": "new"},
     "AsyncReplayBuffer.open": {"name": "new"},
     "RatioWindow": {"max_ratio": 1.0},
+    **{name: {"name": "new"} for name in ("import_arrays", "from_sb3", "from_cpprb")},
     "ReplayBuffer.annotate": {"adv_t": 1.0},
     "AsyncReplayBuffer.annotate": {"adv_t": 1.0},
     "Transaction.annotate": {"adv_t": 1.0},
@@ -408,6 +440,8 @@ class PublicCall:
         """Return what a required parameter takes."""
         if name in ("data", "data_batch"):
             return row(self.layout) if name == "data" else [row(self.layout)]
+        if name == "arrays" and self.name == "import_arrays":
+            return FLAT
         if name == "arrays" and self.layout.endswith("rows"):
             return {"state": [1]}
         return RIGHT[name](world)

@@ -63,6 +63,7 @@ def test_every_example_is_run_here():
         "dqn.py",
         "dqn_actors.py",
         "grpo_groups.py",
+        "iql_cartpole.py",
         "online_rollouts.py",
         "ppo.py",
         "ray_cartpole.py",  # in tests/peers
@@ -126,6 +127,25 @@ def test_the_rules_hold_in_an_online_run_whose_trainer_is_killed(sqlite_url, tmp
         block.body.endswith(printed) for block in fenced_blocks("docs/how-to/run-the-examples.md")
     )
     assert "BROKEN" not in printed
+
+
+@pytest.mark.slow
+def test_iql_learns_offline_from_a_policy_that_is_mostly_random(sqlite_url, tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    assert len((EXAMPLES / "iql_cartpole.py").read_text(encoding="utf-8").splitlines()) <= 120
+    words = command("iql_cartpole.py", "--url", sqlite_url, "--quick")
+    with started(tmp_path, *words) as (process, read):
+        process.wait(120)
+        printed = read()
+    assert process.returncode == 0, printed
+    assert "10,000 of 10,000 steps" in printed
+    before, after = map(int, re.findall(r"mean return: scripted (\d+), IQL (\d+)", printed)[0])
+    assert before < 80
+    assert after > 2 * before
+    with started(tmp_path, *words, "--epochs", "1") as (process, read):
+        process.wait(120)
+        assert "10,000 were there already" in read()
 
 
 @pytest.mark.slow
