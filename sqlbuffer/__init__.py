@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.batches.hindsight import HindsightGoals
     from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
     from sqlbuffer.config import BufferConfig, Connection
     from sqlbuffer.copying import CopyReport
@@ -48,6 +49,7 @@ _HOME = {
     **dict.fromkeys(("BufferConfig", "Connection"), "config"),
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
+    "HindsightGoals": "batches.hindsight",
     **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
     "LeasedBatch": "front.leasing",
     **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
@@ -113,6 +115,7 @@ __all__ = [
     "Experience",
     "FieldSpec",
     "FifoSampler",
+    "HindsightGoals",
     "LatestSampler",
     "LeasedBatch",
     "Loader",

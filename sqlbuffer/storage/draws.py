@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, put_rewards
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch
@@ -210,6 +210,12 @@ class BatchDraws:
                 batch = Batch({**batch, **columns}, batch.info)
             # A batch that is too small is not returned.
             session.n_rows = batch.n_rows if batch.n_rows >= n else 0
+        if batch.n_rows >= n:
+            try:
+                put_rewards(form, batch)
+            except BaseException:
+                self.return_batch(batch)
+                raise
         return batch
 
     def sample_rows(
