@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.hindsight import NEXT, HindsightGoals, reward_goals
-from sqlbuffer.batches.step_table import with_zeros
+from sqlbuffer.batches.hindsight import HindsightGoals, reward_goals
+from sqlbuffer.batches.step_table import NEXT, with_zeros
 from sqlbuffer.checks import checked_dict, checked_instance, checked_integer, checked_names
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, FieldError

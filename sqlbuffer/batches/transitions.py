@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import ENDS_NOT_TOLD, NEXT, SEQUENCE, TransitionForm
+from sqlbuffer.batches.forms import ENDS_NOT_TOLD, SEQUENCE, TransitionForm
 from sqlbuffer.batches.hindsight import ChosenGoals, Rng, chosen_goals
 from sqlbuffer.batches.step_table import (
     ABORTED,
@@ -16,6 +16,7 @@ from sqlbuffer.batches.step_table import (
     LIKELY_STEPS,
     LIVE,
     MOST_AHEAD,
+    NEXT,
     NONE,
     TERMINATED,
     TOLD,

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.batches.forms import (
-    NEXT,
     Form,
     StepForm,
     TrajectoryForm,
@@ -26,7 +25,7 @@ from sqlbuffer.batches.forms import (
 )
 from sqlbuffer.batches.hindsight import Rng, rng_of
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
-from sqlbuffer.batches.step_table import NONE, Integers
+from sqlbuffer.batches.step_table import NEXT, NONE, Integers
 from sqlbuffer.batches.transitions import with_goals
 from sqlbuffer.checks import checked_count, checked_flag
 from sqlbuffer.encoding.packing import Layout
@@ -515,7 +514,7 @@ class FormReader:
         return EpisodePopulation(candidates, self.columns, self.form.include_partial)
 
     def _refuse_single(self, candidates: Candidates) -> None:
-        if self._refuses_single:
+        if self._refuses_single and isinstance(self.form, TransitionForm):
             single = candidates.step_without_episode
             if single is not None:
                 raise no_successor(self.form, single)
