@@ -46,7 +46,7 @@ class StepForm:
 
     names: Sequence[str]
     built_in: Sequence[str]
-    needs_episodes = False
+    needs_episodes = needs_ends = False
 
     @classmethod
     def of(cls, fields: Fields, names: Sequence[str] | None = None) -> "StepForm":
@@ -97,6 +97,11 @@ class TransitionForm:
     def needs_episodes(self) -> bool:
         """True if a step without an episode has no transition."""
         return self.skip_single or self.refuses_single
+
+    @property
+    def needs_ends(self) -> bool:
+        """True if only episodes that have ended are drawn."""
+        return self.relabel is not None
 
     @property
     def refuses_single(self) -> bool:
@@ -193,7 +198,7 @@ class WindowForm:
     names: Sequence[str]
     built_in: Sequence[str]
     stack: Mapping[str, int]
-    needs_episodes = True
+    needs_episodes, needs_ends = True, False
 
     @cached_property
     def n_frames(self) -> int:
@@ -263,7 +268,7 @@ class TrajectoryForm:
     built_in: Sequence[str]
     finals: Sequence[str]
     include_partial: bool
-    needs_episodes = True
+    needs_episodes, needs_ends = True, False
 
     @classmethod
     def of(

@@ -208,13 +208,16 @@ def chosen_goals(
     # A place that is uniform over all, and uniform over those of the steps that can be chosen if
     # its own cannot, is uniform over these.
     missing = np.delete(np.arange(k), found[plan.accepted])
-    episodes, steps_of = table.episode_steps(slots[missing])
-    for row, steps in zip(missing.tolist(), steps_of, strict=True):
-        can_be_chosen = steps[plan_of(episodes, steps).accepted]
-        t_of_those = episodes.gathered_links(can_be_chosen)["t"]
-        t_of_those = t_of_those[t_of_those >= first[row]]
-        is_last = goals.strategy == "final"
-        ts[row] = t_of_those[-1 if is_last else int(rng.integers(len(t_of_those)))]
+    _, one_of_each, of = np.unique(
+        links["episode"][missing], return_index=True, return_inverse=True
+    )
+    episodes, steps_of = table.episode_steps(slots[missing[one_of_each]])
+    ts_of = [
+        episodes.gathered_links(steps[plan_of(episodes, steps).accepted])["t"] for steps in steps_of
+    ]
+    for row, number in zip(missing.tolist(), of.tolist(), strict=True):
+        can_be = ts_of[number][ts_of[number] >= first[row]]
+        ts[row] = can_be[-1 if goals.strategy == "final" else int(rng.integers(len(can_be)))]
     there, chosen = table.steps_at(slots, ts)
     return ChosenGoals(rows, there, plan_of(there, chosen))
 
@@ -254,7 +257,11 @@ def reward_goals(goals: HindsightGoals, batch: Batch, gamma: float) -> None:
     result = goals.reward_fn(
         of_rows[NEXT + goals.achieved_goal], of_rows[goals.desired_goal], of_rows
     )
-    rewards, terminated = result if isinstance(result, tuple) else (result, None)
+    rewards, terminated = result, None
+    if isinstance(result, tuple):
+        if len(result) != 2:
+            raise _refused(result, len(rows))
+        rewards, terminated = result
     batch["reward"][rows] = _checked_rewards(rewards, len(rows))
     if terminated is not None:
         ends = _checked_ends(terminated, len(rows))
@@ -293,8 +300,10 @@ def _array(values: Any) -> NDArray[Any] | None:
 
 
 def _refused(values: Any, n: int, what: str = "") -> ArgumentError:
-    array = _array(values)
+    array = None if isinstance(values, tuple) else _array(values)
     kind = shown(values) if array is None else f"{array.dtype} of shape {array.shape}"
+    if isinstance(values, tuple):
+        kind = f"a tuple of {len(values)}"
     return ArgumentError(
         f"reward_fn of HindsightGoals returns {_EXPECTED.format(n=n)}; {what}got {kind}"
     )

@@ -516,11 +516,12 @@ def goals_of(
     field_of = {part.key: part.field for part in fields.parts}
     if not {"achieved_goal", "desired_goal"} <= field_of.keys():
         raise BufferConfigError(NO_GOALS.format(space))
-    name: Any = strategy.name if isinstance(strategy, GoalSelectionStrategy) else strategy
+    name = strategy.name if isinstance(strategy, GoalSelectionStrategy) else strategy
+    named: dict[str, Any] = {"strategy": name.lower() if isinstance(name, str) else name}
     return HindsightGoals(
+        **named,
         reward_fn=rewards,
         n_sampled_goal=n_sampled_goal,
-        strategy=name.lower() if isinstance(name, str) else name,
         achieved_goal=field_of["achieved_goal"],
         desired_goal=field_of["desired_goal"],
     )

@@ -512,6 +512,10 @@ class MemoryDraws:
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
             batch, head, clock = self.read(form, node, draw_from)
+            if batch.n_rows < n and form.needs_ends and not self._refreshing.is_cut_off:
+                # The end of an episode may wait to be stored.
+                self._store.own_writes.store()
+                batch, head, clock = self.read(form, node, draw_from)
             n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))

@@ -193,6 +193,27 @@ class BatchDraws:
                 again.
         """
 
+        batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows < n and form.needs_ends:
+            # The end of an episode may wait to be stored.
+            self.own_writes.store()
+            batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows >= n:
+            try:
+                put_rewards(form, batch)
+            except BaseException:
+                self.return_batch(batch)
+                raise
+        return batch
+
+    def _sample_batch(
+        self,
+        node: Node,
+        form: Form,
+        sampler: RowStrategy,
+        n: int,
+        begin: Callable[[], None] | None,
+    ) -> Batch:
         reader = self.reader_of(form)
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:
@@ -210,12 +231,6 @@ class BatchDraws:
                 batch = Batch({**batch, **columns}, batch.info)
             # A batch that is too small is not returned.
             session.n_rows = batch.n_rows if batch.n_rows >= n else 0
-        if batch.n_rows >= n:
-            try:
-                put_rewards(form, batch)
-            except BaseException:
-                self.return_batch(batch)
-                raise
         return batch
 
     def sample_rows(
