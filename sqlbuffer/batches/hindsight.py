@@ -111,10 +111,6 @@ class HindsightGoals:
             ) from error
         return self.__dict__
 
-    def identity(self) -> list[Any]:
-        """Return what decides which goals are chosen, as JSON."""
-        return [int(self.n_sampled_goal), self.strategy, self.achieved_goal, self.desired_goal]
-
 
 Rng = Callable[[], np.random.Generator]
 

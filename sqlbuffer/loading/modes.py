@@ -175,7 +175,17 @@ class LoaderOptions:
         identity["stack"] = (
             None if not self.stack else sorted([k, int(v)] for k, v in self.stack.items())
         )
-        identity["relabel"] = None if self.relabel is None else self.relabel.identity()
+        goals = self.relabel
+        identity["relabel"] = (
+            None
+            if goals is None
+            else [
+                int(goals.n_sampled_goal),
+                goals.strategy,
+                goals.achieved_goal,
+                goals.desired_goal,
+            ]
+        )
         identity["passes"] = (
             "" if self.is_drawn else "endless" if self.epochs is None else "counted"
         )
