@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.batches.hindsight import HindsightGoals
     from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
     from sqlbuffer.config import BufferConfig, Connection
     from sqlbuffer.copying import CopyReport
@@ -53,6 +54,7 @@ _HOME = {
     "VectorWriter": "vector_writer",
     "FieldSpec": "fields",
     "fields_from_env": "spaces",
+    "HindsightGoals": "batches.hindsight",
     "LeasedBatch": "front.leasing",
     **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
@@ -117,6 +119,7 @@ __all__ = [
     "Experience",
     "FieldSpec",
     "FifoSampler",
+    "HindsightGoals",
     "LatestSampler",
     "LeasedBatch",
     "Loader",

@@ -27,6 +27,7 @@ from sqlbuffer.arguments import (
     keys_of_envs,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.checks import (
     checked_callable,
     checked_choice,
@@ -858,6 +859,7 @@ class ReplayBuffer:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Condition = None,
@@ -887,24 +889,31 @@ class ReplayBuffer:
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
-            fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
+            relabel: Goals in hindsight (HER); see `HindsightGoals`. Only transitions of episodes
+                that have ended are then drawn, with `n_step=1`.
+            fields: Declared fields to read, all by default; also `adv_t` and `v_t`. With `relabel`,
+                the goals are always read.
             sampler: Sampler that chooses the first steps; `RandomSampler(replace=True)` by default.
             condition: Condition that first steps must match.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape): the fields, `reward` and `discount`
             (float32), `terminated`, and `next_<name>` for each observation field. `info` has
-            `episode`, `t` and `n_steps`, which is m.
+            `episode`, `t` and `n_steps`, which is m. With `relabel`, it has `relabelled`, which is
+            True for transitions with a new goal, and `goal_seq`, the `seq` of the step after which
+            that goal was achieved, -1 for the others.
 
         Raises:
-            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            ArgumentError: The batch size, the sampler, `n_step`, `gamma` or `relabel` is invalid;
+                or the function of `relabel` does not return rewards.
             BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
-                omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
-                `skip_single` is False; or `stack` has a number of frames out of its range.
+                omitted; or a matching step has no episode, the buffer has no field `next_obs` or
+                `relabel` is given, and `skip_single` is False; or the buffer lacks a goal of
+                `relabel`; or `stack` has a number of frames out of its range.
             ArgumentError: `batch_size` or `n_step` is out of its range.
 
         Example:
@@ -920,6 +929,7 @@ class ReplayBuffer:
         form = TransitionForm.of(
             self._store.info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
             terminal_field=terminal_field, skip_single=checked_flag(skip_single, "skip_single"),
+            relabel=relabel,
         )  # fmt: skip
         return self._sampler.arrays(form, sampler, batch_size, self._conditions.node(condition))
 
@@ -1201,6 +1211,7 @@ class ReplayBuffer:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         include_partial: bool = False,
         shuffle: bool = True,
         seed: int | None = None,
@@ -1239,6 +1250,7 @@ class ReplayBuffer:
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
             terminal_field: Field that marks the end of an episode; modes `transition` and `n_step`.
             skip_single: Leave out steps without an episode; modes `transition` and `n_step`.
+            relabel: Goals in hindsight (HER), as in `sample_transitions`; mode `transition`.
             include_partial: Include open and clipped episodes; mode `trajectory`.
             shuffle: False gives passes in the order of `seq`, one after the other.
             seed: Seed that repeats the same batches over the same live rows.
@@ -1287,9 +1299,10 @@ class ReplayBuffer:
         options = LoaderOptions(
             mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
             burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
-            terminal_field=terminal_field, skip_single=skip_single, include_partial=include_partial,
-            shuffle=shuffle, seed=seed, drop_last=drop_last, replace=replace, sampler=sampler,
-            condition=condition, fields=fields, epochs=epochs, shard=shard, even=even,
+            terminal_field=terminal_field, skip_single=skip_single, relabel=relabel,
+            include_partial=include_partial, shuffle=shuffle, seed=seed, drop_last=drop_last,
+            replace=replace, sampler=sampler, condition=condition, fields=fields, epochs=epochs,
+            shard=shard, even=even,
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
         if mirror is not False:

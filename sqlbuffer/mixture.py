@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args, overload
 
 import numpy as np
 
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import (
     checked_choice,
@@ -168,6 +169,7 @@ class Mixture:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Any = None,
@@ -187,6 +189,7 @@ class Mixture:
             "stack": stack,
             "terminal_field": terminal_field,
             "skip_single": skip_single,
+            "relabel": relabel,
             "fields": fields,
             "condition": condition,
         }

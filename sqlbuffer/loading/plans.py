@@ -14,7 +14,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, put_rewards
+from sqlbuffer.batches.hindsight import Rng
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.shortage import Shortage, check_sufficient, shortage
 from sqlbuffer.query.tree import EVERYTHING, Node
@@ -356,6 +357,7 @@ class BatchSource:
             return self.reader.read(candidates, keys), candidates.clock
 
         batch, clock = self.store.draws.draw(self.node, read, self.reader.columns)
+        put_rewards(self.form, batch)
         return self.store.draws.logged_batch(batch, clock, "Dataset")
 
     def shortage(self, sampler: Sampler | None = None) -> Shortage:
@@ -413,21 +415,22 @@ class BatchSource:
         """Wait until rows up to a number are there, where a standby is read."""
         self.store.own_writes.wait_for(seq)
 
-    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int, rng: Rng) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
-        behind them.
+        behind them. `rng` returns the generator that chooses goals in hindsight.
         """
 
         def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
-            return *self._next(candidates, order, place, n), candidates.clock
+            return *self._next(candidates, order, place, n, rng), candidates.clock
 
         batch, behind, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         if batch is not None:
+            put_rewards(self.form, batch)
             batch = self.store.draws.logged_batch(batch, clock, "pass")
         return batch, behind
 
     def _next(
-        self, candidates: Candidates, order: PassOrder, place: Place, n: int
+        self, candidates: Candidates, order: PassOrder, place: Place, n: int, rng: Rng
     ) -> tuple[Batch | None, Place]:
         tested: list[Items] = []
 
@@ -439,9 +442,9 @@ class BatchSource:
         if not keys.size:
             return None, place
         if np.array_equal(tested[0].numbers[: keys.size], keys):
-            return tested[0].batch(keys.size), place
+            return tested[0].batch(keys.size, rng), place
         # The candidates remember what they have read.
-        return self.reader.read(candidates, keys), place
+        return self.reader.read(candidates, keys, rng), place
 
 
 Progress = dict[str, Any]
@@ -488,7 +491,7 @@ class PassSource(Protocol):
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
 
-    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int, rng: Rng) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
     def n_possible(self) -> int:
@@ -642,7 +645,9 @@ class Passes:
         order = self._order(run, number, progress)
         place = Place(progress.get("place", 0))
         while True:
-            batch, place = self.source.next(order, place, self.batch_size)
+            path = (run.number, number, run.worker, max(run.n_workers, 1), place.place)
+            rng = partial(generator_of, run.seed, *path)
+            batch, place = self.source.next(order, place, self.batch_size, rng)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             progress = {"pass": number, "low": order.low, "high": order.high, "place": place.place}

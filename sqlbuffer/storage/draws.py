@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, put_rewards
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch, batch_with, common_structure
@@ -196,6 +196,27 @@ class BatchDraws:
                 again.
         """
 
+        batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows < n and form.needs_ends:
+            # The end of an episode may wait to be stored.
+            self.own_writes.store()
+            batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows >= n:
+            try:
+                put_rewards(form, batch)
+            except BaseException:
+                self.return_batch(batch)
+                raise
+        return batch
+
+    def _sample_batch(
+        self,
+        node: Node,
+        form: Form,
+        sampler: RowStrategy,
+        n: int,
+        begin: Callable[[], None] | None,
+    ) -> Batch:
         reader = self.reader_of(form)
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:

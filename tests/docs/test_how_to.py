@@ -167,6 +167,19 @@ def test_stacks(read):
     assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
 
 
+def test_goals_in_hindsight(read):
+    page = read("docs/how-to/relabel-goals.md")
+    batch, buffer = page.names["batch"], page.names["buffer"]
+    is_new = batch.info["relabelled"]
+    assert is_new.sum() in (204, 205)
+    assert (batch.info["goal_seq"][is_new] >= batch.info["seq"][is_new]).all()
+    assert (batch.info["goal_seq"][~is_new] == -1).all()
+    np.testing.assert_array_equal(batch.terminated[is_new], batch.discount[is_new] == 0)
+    assert "HER" in text_of("docs/how-to/relabel-goals.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes WHERE status = 'complete'") == 20
+    assert len(buffer) == 600
+
+
 @pytest.mark.slow
 def test_pacing(read):
     page = read("docs/how-to/pace-collectors.md")

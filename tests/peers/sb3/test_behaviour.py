@@ -13,7 +13,6 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import (
@@ -435,8 +434,8 @@ def test_another_size_than_the_stored_one_is_refused(schema_url):
     ("options", "message"),
     [
         ({"optimize_memory_usage": True}, "leave it out.*compression"),
-        ({"n_sampled_goal": 4}, "HerReplayBuffer"),
-        ({"goal_selection_strategy": "future"}, "HerReplayBuffer"),
+        ({"n_sampled_goal": 4}, "achieved_goal and desired_goal"),
+        ({"goal_selection_strategy": "future"}, "achieved_goal and desired_goal"),
         ({"max_capacity": 5}, "buffer_size"),
         ({"fields": {"x": "int64"}}, "spaces"),
         ({"n_steps": 0}, "n_step"),
@@ -481,14 +480,6 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[sb3\]'"):
         importlib.import_module("sqlbuffer.integrations.sb3")
-
-
-def test_hindsight_is_refused(schema_url):
-    class Hindsight(SQLReplayBuffer, HerReplayBuffer):
-        pass
-
-    with pytest.raises(BufferConfigError, match="HerReplayBuffer"):
-        Hindsight(10, BOX, ACTION, url=schema_url)
 
 
 def test_databases_that_cannot_be_opened_are_refused(tmp_path, postgres_url):
