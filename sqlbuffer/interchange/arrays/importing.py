@@ -301,8 +301,8 @@ def _check_fits(
     """Raise FieldError unless the arrays have the fields of a buffer."""
     if not fields:
         raise FieldError(
-            f"{whose} stores JSON rows and has no typed fields for arrays; take another name, and a "
-            f"buffer with the fields of the arrays is made"
+            f"{whose} stores JSON rows and has no typed fields for arrays; take another name, and "
+            f"a buffer with the fields of the arrays is made"
         )
     listed = ", ".join(f"{name} {spec}" for name, spec in fields.items()) or "none"
     specs = {n: s for n, s in plan.specs.items() if store_next or not plan.is_next(n)}
