@@ -343,6 +343,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "dataset_id": lambda _: "test/door-v0",
     "limit": lambda _: 1,
     "n_envs": lambda _: 1,
+    "reward_fn": lambda _: lambda *_: np.zeros(1),
     "steps": lambda _: {"obs": np.zeros((1, 2)), "action": [0]},
     "loader": lambda world: world.typed.loader("step", 2),
     "offset": lambda _: 0,
