@@ -111,6 +111,9 @@ class HindsightGoals:
             ) from error
         return self.__dict__
 
+    def __deepcopy__(self, memo: object) -> "HindsightGoals":
+        return self  # it never changes, and its function may not be pickled
+
 
 Rng = Callable[[], np.random.Generator]
 
