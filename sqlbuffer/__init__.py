@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from sqlbuffer.config import BufferConfig, Connection
     from sqlbuffer.copying import CopyReport
     from sqlbuffer.episode_writer import EpisodeWriter
-    from sqlbuffer.fields import FieldSpec, fields_from_env
+    from sqlbuffer.fields import FieldSpec
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.front.row_batch import LoggedBatch, TaskList
     from sqlbuffer.front.sampling import ColumnsConverter, Converter, DefaultConverter
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Sampler,
         TaskSampler,
     )
+    from sqlbuffer.spaces import fields_from_env
     from sqlbuffer.stats import Removed
     from sqlbuffer.steps import (
         Batch,
@@ -48,7 +49,8 @@ _HOME = {
     **dict.fromkeys(("BufferConfig", "Connection"), "config"),
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
-    **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
+    "FieldSpec": "fields",
+    "fields_from_env": "spaces",
     "LeasedBatch": "front.leasing",
     **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),

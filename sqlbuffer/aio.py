@@ -29,6 +29,7 @@ from sqlbuffer.front.work import Work as SyncWork
 from sqlbuffer.front.work import WorkItem as SyncItem
 from sqlbuffer.llm import Rollout, TokenBatch
 from sqlbuffer.loading.loader import Loader
+from sqlbuffer.spaces import Spaces
 from sqlbuffer.steps import Batch, DataRow, takes, values_of_step
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
@@ -506,6 +507,13 @@ class AsyncReplayBuffer:
     async def session_id(self) -> str | None:
         """Return the key of the buffer's current session; None before the first session."""
         return await in_thread(lambda: self.sync.session_id)
+
+    @property
+    def spaces(self) -> Spaces | None:
+        """The gymnasium spaces that are stored with the buffer; see
+        `sqlbuffer.ReplayBuffer.spaces`.
+        """
+        return self.sync.spaces
 
     @property
     def work(self) -> AsyncWork:

@@ -74,6 +74,7 @@ from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
+from sqlbuffer.spaces import Spaces, gymnasium_package
 from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps import (
     Batch,
@@ -276,6 +277,27 @@ class ReplayBuffer:
     def meta_fields(self) -> dict[str, FieldSpec]:
         """The typed fields of an episode, as stored."""
         return dict(self._store.info.config.fields.meta)
+
+    @property
+    def spaces(self) -> Spaces | None:
+        """The gymnasium spaces that are stored with the buffer: `observation` and `action`; None if
+        none are.
+
+        Raises:
+            MissingExtraError: There are spaces, and gymnasium is not installed.
+
+        Example:
+            >>> from gymnasium.spaces import Box, Discrete
+            >>> fields = {"obs": ("float32", (3,)), "action": "int64"}
+            >>> spaces = {"observation": Box(-1, 1, (3,)), "action": Discrete(4)}
+            >>> buffer = ReplayBuffer("sqlite://", fields=fields, spaces=spaces)
+            >>> buffer.spaces.action, buffer.spaces.observation.shape
+            (Discrete(4), (3,))
+        """
+        spaces = self._store.info.config.fields.spaces
+        if spaces is not None:
+            gymnasium_package("buffer.spaces")
+        return spaces
 
     @property
     def compression(self) -> Compression | None:

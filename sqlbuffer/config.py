@@ -22,6 +22,7 @@ from sqlbuffer.encoding.packing import known_compression
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import MAX_ROW_BYTES, Fields
 from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy, policy_to_json, rate_limiter_of
+from sqlbuffer.spaces import Spaces
 from sqlbuffer.strict_models import StrictModel, Verbatim, setting
 
 
@@ -206,6 +207,7 @@ class BufferSettings(TypedDict, total=False):
     fields: Mapping[str, Any] | None
     observation_fields: Sequence[str] | None
     meta_fields: Mapping[str, Any] | None
+    spaces: Spaces | Mapping[str, Any] | None
     compression: Compression | None
     max_row_bytes: int | None
     shared_messages: bool | None
@@ -553,8 +555,9 @@ def with_settings(
         for name, value in settings.items()
         if value is not None and (name == "alpha" or name not in connection_settings)
     }
-    if "observation_fields" in stored and config is None and "fields" not in stored:
-        raise FieldError("observation_fields go with fields=...; leave both out to reopen")
+    for name in ("observation_fields", "spaces"):
+        if name in stored and config is None and "fields" not in stored:
+            raise FieldError(f"{name} go with fields=...; leave both out to reopen")
     connection = connection or DEFAULT_CONNECTION
     return (
         (config or DEFAULT_CONFIG).replace(stored),

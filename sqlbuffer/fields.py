@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 
 from sqlbuffer.checks import checked_choice, checked_dict, checked_flag, checked_names, refused
 from sqlbuffer.display import shown
-from sqlbuffer.errors import FieldError, MissingExtraError
+from sqlbuffer.errors import FieldError
+from sqlbuffer.spaces import ACTION, OBSERVATION, Spaces, Structure, parse_spaces
 from sqlbuffer.strict_models import StrictModel, Verbatim
 
 # A shorter beginning of a name is that of too many others.
@@ -552,6 +553,11 @@ def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
     return [{"name": name, **spec.to_json()} for name, spec in specs.items()]
 
 
+def _spaces_to_json(spaces: Spaces | None) -> dict[str, Any] | None:
+    return None if spaces is None else spaces.to_json()
+
+
+_SpacesToJson = PlainSerializer(_spaces_to_json, return_type=dict[str, Any] | None)
 _ToJson = PlainSerializer(_listed, return_type=list[dict[str, Any]])
 
 
@@ -564,10 +570,11 @@ class Fields(StrictModel, title="fields"):
             `default` and `column`.
         observations: The names of the fields that make an observation; `obs` by default.
         meta: The fields of an episode by name: numbers, booleans, texts and small arrays of them.
+        spaces: The spaces that an observation and an action are of; None: unknown.
 
     Raises:
-        FieldError: A malformed declaration, an unknown observation field, or a name that is
-            declared twice.
+        FieldError: A malformed declaration, an unknown observation field, a name that is declared
+            twice, or a space with other fields.
 
     Example:
         >>> Fields(specs={"obs": ("float32", (4,)), "action": "int64"})
@@ -583,6 +590,7 @@ class Fields(StrictModel, title="fields"):
     meta: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_meta_specs), _ToJson] = Field(
         default_factory=dict
     )
+    spaces: Annotated[Spaces | None, PlainValidator(parse_spaces), _SpacesToJson] = None
 
     @model_validator(mode="after")
     def _check(self) -> "Fields":
@@ -596,7 +604,14 @@ class Fields(StrictModel, title="fields"):
                     f"observation_fields: field {shown(name)} is not declared; declared are "
                     f"{', '.join(self.specs) or 'none'}"
                 )
+        if self.spaces is not None:
+            _check_spaces(self.spaces, self.specs)
         return self
+
+    @property
+    def structure(self) -> Structure | None:
+        """How the fields are nested in batches; None if they are not."""
+        return None if self.spaces is None else self.spaces.structure
 
     @property
     def comparable(self) -> dict[str, bool]:
@@ -624,7 +639,9 @@ class Fields(StrictModel, title="fields"):
             )
         added = 1 + max((one.added for one in self.specs.values()), default=0)
         specs = {**self.specs, spec.name: replace(spec, added=added)}
-        return Fields(specs=specs, observations=self.observations, meta=self.meta)
+        return Fields(
+            specs=specs, observations=self.observations, meta=self.meta, spaces=self.spaces
+        )
 
     @property
     def has_next(self) -> bool:
@@ -646,6 +663,8 @@ class Fields(StrictModel, title="fields"):
                 f"the observation fields are stored as {list(stored.observations)}, and were given "
                 f"as {list(self.observations)}"
             )
+        if self.spaces is not None:
+            lines += self.spaces.differences(stored.spaces)
         return lines
 
     def check_same(self, stored: "Fields") -> None:
@@ -666,6 +685,24 @@ class Fields(StrictModel, title="fields"):
         if self.observations:
             shown.append(f"observed: {', '.join(self.observations)}")
         yield None, Verbatim("; ".join(shown))
+
+
+def _check_spaces(spaces: Spaces, specs: Mapping[str, FieldSpec]) -> None:
+    """Raise FieldError unless the values of spaces can be in the fields."""
+    for name, part in {**spaces.fields_of(OBSERVATION), **spaces.fields_of(ACTION)}.items():
+        spec, expected = specs.get(name), FieldSpec.parse(name, (part.dtype, part.shape))
+        if spec is None or not takes(spec, expected):
+            raise FieldError(
+                f"spaces: field {name!r} is declared as {described(spec)}, and the spaces have "
+                f"{expected} there; give the fields of fields_from_env(env), or leave spaces out"
+            )
+
+
+def takes(spec: FieldSpec, expected: FieldSpec) -> bool:
+    """Return whether a field can hold the values of another one."""
+    if spec.shape != expected.shape or (spec.dtype.kind in "SU") != (expected.dtype.kind in "SU"):
+        return False
+    return np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
 
 def _different_specs(
@@ -693,92 +730,3 @@ def described(spec: FieldSpec | None) -> str:
     value = spec.default_value
     default = "" if value is None else f", default {value.tolist()!r}"
     return f"{spec}{default}{', a column' if spec.column else ''}"
-
-
-def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, Any]:
-    """Return what `ReplayBuffer` takes to hold the steps of an environment.
-
-    Args:
-        env: A gymnasium environment, single or vectorized.
-        next_observation: Also declare `next_obs`, for transitions that are stored whole.
-
-    Returns:
-        `{"fields": ..., "observation_fields": ...}`. The observation is the field `obs`, the action
-        `action`; a dict or tuple space has a field for each part, `obs_<key>` or `obs_<index>`.
-
-    Raises:
-        ArgumentError: `env` is not an environment, or `next_observation` not True or False.
-        FieldError: A space of no fixed size, such as Text, Sequence or Graph.
-        MissingExtraError: gymnasium is not installed.
-
-    Example:
-        >>> import gymnasium
-        >>> from sqlbuffer import ReplayBuffer
-        >>> with gymnasium.make("CartPole-v1") as env:
-        ...     buffer = ReplayBuffer("sqlite://", **fields_from_env(env))
-        >>> {name: str(spec) for name, spec in buffer.fields.items()}
-        {'obs': 'float32(4,)', 'action': 'int64'}
-    """
-    try:
-        import gymnasium  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            "fields_from_env() needs gymnasium; run `pip install gymnasium`"
-        ) from None
-    next_observation = checked_flag(next_observation, "next_observation")
-    observation, action = spaces_of(env)
-    observed, acted = _fields("obs", observation), _fields("action", action)
-    following = _fields("next_obs", observation) if next_observation else {}
-    return {"fields": {**observed, **acted, **following}, "observation_fields": list(observed)}
-
-
-def spaces_of(env: Any) -> tuple[Any, Any]:
-    """Return the observation space and the action space of one environment.
-
-    A vectorized environment has them in addition to the spaces of all its environments.
-    """
-    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
-    return (
-        getattr(env, "single_observation_space", env.observation_space),
-        getattr(env, "single_action_space", env.action_space),
-    )
-
-
-def paths_of(name: str, space: Any) -> dict[str, tuple[Any, ...]]:
-    """Return where the value of each field is found in a value of the space: `{"obs_arm_pose":
-    ("arm", "pose")}`.
-
-    Raises:
-        FieldError: A space of no fixed size, such as Text, Sequence or Graph.
-    """
-    return {field: path for field, (path, _) in parts_of(name, space).items()}
-
-
-def _fields(name: str, space: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    parts = parts_of(name, space).items()
-    return {field: (str(part.dtype), tuple(part.shape or ())) for field, (_, part) in parts}
-
-
-def parts_of(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
-    """Return the path and the space of each field; see `paths_of`."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        parts = dict(space.spaces)
-    elif isinstance(space, spaces.Tuple):
-        parts = dict(enumerate(space.spaces))
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return {name: ((), space)}
-    else:
-        raise FieldError(
-            f"field {name!r}: a space {type(space).__name__} has no fixed size; declare fields "
-            f"yourself, or wrap the environment"
-        )
-    leaves: dict[str, tuple[tuple[Any, ...], Any]] = {}
-    for key, part in parts.items():
-        inner = parts_of(f"{name}_{key}", part)
-        if double := set(inner) & set(leaves):
-            raise FieldError(f"two parts of the space would be the field {shown(min(double))}")
-        leaves |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
-    return leaves

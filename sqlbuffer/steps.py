@@ -36,6 +36,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.display import html_table, short, shown
 from sqlbuffer.errors import FieldError, MissingExtraError, install
+from sqlbuffer.spaces import Structure
 from sqlbuffer.strict_models import with_own_errors
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -448,6 +449,12 @@ class Batch(Mapping[str, Any]):
     """Arrays of n rows each, by name and as attributes. An unknown array is None, such as the
     probabilities of rows that were drawn by priority under a condition.
 
+    If the buffer has `spaces`, and the observation or action is a Dict, Tuple or Graph, the
+    attributes `obs`, `next_obs`, `action`, `final_obs` and `seq_obs` are dicts and tuples of the
+    arrays, nested as in the space. The names of the mapping stay those of the fields:
+    `batch.obs["image"]` is `batch["obs_image"]`. Parts that were not read are left out of a dict,
+    and are None in a tuple.
+
     Attributes:
         info: Origin of the rows: `seq`, `task_id`, `agent_id`, `step`, arrays of shape (n,). If it
             is given as a function, the function is called on first use.
@@ -464,11 +471,15 @@ class Batch(Mapping[str, Any]):
     """
 
     def __init__(
-        self, arrays: Mapping[str, NDArray[Any] | None], info: Info | Callable[[], Info]
+        self,
+        arrays: Mapping[str, NDArray[Any] | None],
+        info: Info | Callable[[], Info],
+        structure: Structure | None = None,
     ) -> None:
         self._arrays = dict(arrays)
         # A learner that does not look at it does not pay for it.
         self._info = info if callable(info) else dict(info)
+        self._structure = structure
 
     @property
     def info(self) -> dict[str, NDArray[Any]]:
@@ -478,7 +489,7 @@ class Batch(Mapping[str, Any]):
         return self._info
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_arrays": self._arrays, "_info": self.info}
+        return {"_arrays": self._arrays, "_info": self.info, "_structure": self._structure}
 
     @property
     def n_rows(self) -> int:
@@ -502,7 +513,7 @@ class Batch(Mapping[str, Any]):
             ValueError: torch does not know the device, or the machine does not have it.
         """
         check_device(device)
-        return Batch({name: as_tensor(array, device) for name, array in self.items()}, self.info)
+        return batch_with(self, {name: as_tensor(array, device) for name, array in self.items()})
 
     def to_torch(self) -> "Batch":
         """Return the batch with its arrays as tensors on the CPU; see `to`.
@@ -527,6 +538,21 @@ class Batch(Mapping[str, Any]):
         """
         return as_table(self._arrays, self.info, self.n_rows)
 
+    def to_tensordict(self) -> Any:
+        """Return the arrays as a `tensordict.TensorDict` of batch size `[n_rows]`, on the CPU or
+        where `to` has put them.
+
+        Entries have the names of the batch. Observations and actions of Dict, Tuple and Graph
+        spaces are nested: `td["obs", "image"]`. The key of a part of a tuple is its index as text.
+        The batch size of windows and trajectories is `[n_rows]` too, because some of their arrays
+        have one value for each row; the steps are the second dimension of the others. Texts become
+        a `NonTensorStack`. Unknown arrays and `info` are left out.
+
+        Raises:
+            MissingExtraError: tensordict is not installed.
+        """
+        return as_tensordict(self)
+
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
 
@@ -538,12 +564,18 @@ class Batch(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         arrays = self.__dict__.get("_arrays", {})
-        if name not in arrays:
-            raise AttributeError(f"the batch has no {shown(name)}; it has {', '.join(arrays)}")
-        return arrays[name]
+        if name in arrays:
+            return arrays[name]
+        structure = self.__dict__.get("_structure")
+        nested = None if structure is None else structure.nested(name, arrays)
+        if nested is None:
+            nested_names = [] if structure is None else structure.names(arrays)
+            names = ", ".join([*nested_names, *arrays])
+            raise AttributeError(f"the batch has no {shown(name)}; it has {names}")
+        return nested
 
     def __dir__(self) -> Iterable[str]:
-        return [*super().__dir__(), *self._arrays]
+        return [*super().__dir__(), *self._arrays, *nested_names(self)]
 
     def __repr__(self) -> str:
         shown = (
@@ -559,6 +591,68 @@ class Batch(Mapping[str, Any]):
             for name, a in self.items()
         )
         return html_table(["array", "dtype", "shape"], rows)
+
+
+def batch_with(batch: Batch, arrays: Mapping[str, Any], info: Info | None = None) -> Batch:
+    """Return a batch of other arrays, of the same structure."""
+    return Batch(arrays, batch._info if info is None else info, batch._structure)
+
+
+def nested_names(batch: Batch) -> list[str]:
+    """Return the names under which arrays of a batch are nested, such as `obs` and `action`."""
+    return [] if batch._structure is None else batch._structure.names(batch)
+
+
+def common_structure(batches: Sequence[Batch]) -> Structure | None:
+    """Return the structure of several batches with the same arrays; None if two differ.
+
+    A batch of a buffer without spaces takes that of the others.
+    """
+    known = [batch._structure for batch in batches if batch._structure is not None]
+    return known[0] if known and all(structure == known[0] for structure in known) else None
+
+
+def as_tensordict(batch: Batch) -> Any:
+    """Return the arrays of a batch as a TensorDict; see `Batch.to_tensordict`.
+
+    Raises:
+        MissingExtraError: tensordict is not installed.
+    """
+    try:
+        from tensordict import TensorDict
+    except ImportError:
+        raise MissingExtraError(
+            "to_tensordict() needs tensordict; run `pip install tensordict`"
+        ) from None
+    structure, entries = batch._structure, dict(batch)
+    if structure is not None:
+        for name in structure.names(batch):
+            tree = structure.nested(name, batch)
+            for leaf in structure.leaves(name):
+                entries.pop(leaf, None)
+            entries[name] = tree
+    tensors = {name: _as_entry(value) for name, value in entries.items() if value is not None}
+    return TensorDict(tensors, batch_size=[batch.n_rows])
+
+
+def _as_entry(value: Any) -> Any:
+    """Return an array, or a dict or tuple of arrays, as a TensorDict takes it."""
+    if isinstance(value, tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        parts = {str(key): part for key, part in value.items() if part is not None}
+        return {key: _as_entry(part) for key, part in parts.items()}
+    entry = as_tensor(value, "cpu") if isinstance(value, np.ndarray) else value
+    return _as_stack(entry) if isinstance(entry, np.ndarray) else entry
+
+
+def _as_stack(array: NDArray[Any]) -> Any:
+    """Return what torch has no dtype for as a NonTensorStack, of which a row can be taken."""
+    from tensordict import NonTensorStack
+
+    if array.ndim > 1 and len(array):
+        return NonTensorStack(*map(_as_stack, array))
+    return NonTensorStack(*array.tolist(), batch_size=array.shape)
 
 
 class RowList(list[T]):

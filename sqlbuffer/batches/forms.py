@@ -14,6 +14,7 @@ from sqlbuffer.checks import checked_dict, checked_integer, checked_names
 from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import BUILT_IN, ON_REQUEST, Fields
+from sqlbuffer.spaces import Structure
 
 NEXT = "next_"
 ENDS_NOT_TOLD = (
@@ -41,10 +42,12 @@ class StepForm:
     Attributes:
         names: The declared fields, in order.
         built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
+        structure: How the fields are nested; None if they are not.
     """
 
     names: Sequence[str]
     built_in: Sequence[str]
+    structure: Structure | None = None
     needs_episodes = False
 
     @classmethod
@@ -54,7 +57,7 @@ class StepForm:
         Raises:
             FieldError: Not a list of names, or an unknown one.
         """
-        return cls(*checked_step_names(fields, names, "steps"))
+        return cls(*checked_step_names(fields, names, "steps"), fields.structure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,11 @@ class TransitionForm:
     following: Sequence[str]
     built_in: Sequence[str]
     skip_single: bool
+
+    @property
+    def structure(self) -> Structure | None:
+        """How the fields are nested; None if they are not."""
+        return self.fields.structure
 
     @cached_property
     def has_next(self) -> bool:
@@ -158,6 +166,7 @@ class WindowForm:
         names: The declared fields of each step.
         built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
         stack: Number of stacked frames, by field.
+        structure: How the fields are nested; None if they are not.
     """
 
     length: int
@@ -166,6 +175,7 @@ class WindowForm:
     names: Sequence[str]
     built_in: Sequence[str]
     stack: Mapping[str, int]
+    structure: Structure | None = None
     needs_episodes = True
 
     @cached_property
@@ -218,7 +228,8 @@ class WindowForm:
         stacked = {
             name: k for name, k in checked_stack(fields, stack).items() if name in step_names
         }
-        return cls(int(length), int(burn_in), int(stride), step_names, built_in, stacked)
+        sizes = (int(length), int(burn_in), int(stride))
+        return cls(*sizes, step_names, built_in, stacked, fields.structure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,12 +241,14 @@ class TrajectoryForm:
         built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
         finals: The observations that are also returned as final ones.
         include_partial: Include episodes that are open or have lost steps.
+        structure: How the fields are nested; None if they are not.
     """
 
     names: Sequence[str]
     built_in: Sequence[str]
     finals: Sequence[str]
     include_partial: bool
+    structure: Structure | None = None
     needs_episodes = True
 
     @classmethod
@@ -260,7 +273,7 @@ class TrajectoryForm:
                     f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
                     f"trajectory: leave out {shown(name)} or that field with fields=[...]"
                 )
-        return cls(step_names, built_in, finals, include_partial)
+        return cls(step_names, built_in, finals, include_partial, fields.structure)
 
 
 Form = StepForm | TransitionForm | WindowForm | TrajectoryForm

@@ -64,7 +64,8 @@ class StepMaker:
         table, form = self.table, self._form
         steps = table.gathered(plan.slots)
         arrays = table.fields_of(steps, form.names, form.built_in)
-        return Batch({**arrays, **columns}, table.info_of(steps, with_place=False))
+        info = table.info_of(steps, with_place=False)
+        return Batch({**arrays, **columns}, info, form.structure)
 
 
 class Plan(Protocol):

@@ -251,7 +251,7 @@ class TransitionMaker:
         if form.sequence_fields:
             arrays |= self._sequences(plan)
         info = info_with(table.info_of(steps, with_place=True), {"n_steps": returns.m})
-        return Batch({**arrays, **columns}, info)
+        return Batch({**arrays, **columns}, info, form.structure)
 
     def _with_stacks(self, plan: TransitionPlan, plain: Arrays) -> Arrays:
         arrays: Arrays = {}

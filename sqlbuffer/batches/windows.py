@@ -183,7 +183,8 @@ class WindowMaker:
         arrays = form.padded(arrays, plan.burn_in)
         burn_in = np.full(len(plan.slots), form.burn_in, np.int64)
         info = table.info_of(table.gathered(plan.slots), with_place=True)
-        return Batch({**arrays, **columns}, info_with(info, {"burn_in": burn_in}))
+        info = info_with(info, {"burn_in": burn_in})
+        return Batch({**arrays, **columns}, info, form.structure)
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ class TrajectoryMaker:
         of = table.episodes_of(firsts)
         arrays |= self._final(of, plan.reaches_end)
         info = info_with(table.info_of(firsts, with_place=True), self._info(of))
-        return Batch({**arrays, **columns}, info)
+        return Batch({**arrays, **columns}, info, form.structure)
 
     def _final(self, of: Integers, reaches_end: Flags) -> Arrays:
         """Return the final observations, zeros for missing ones, and flags of existing ones."""

@@ -30,6 +30,7 @@ from sqlbuffer.encoding.records import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, near_name, value_or_default
+from sqlbuffer.spaces import Structure
 from sqlbuffer.steps import PAYLOADS, Batch, DataRow, uuid7s
 
 # Next to the declared fields; the keys may be one value for all rows.
@@ -420,7 +421,10 @@ def _payloads(
 
 
 def rows_as_arrays(
-    layout: Layout, rows: Sequence[DataRow], fields: Sequence[str] | None = None
+    layout: Layout,
+    rows: Sequence[DataRow],
+    fields: Sequence[str] | None = None,
+    structure: Structure | None = None,
 ) -> Batch:
     """Return rows as the batch that `sample_arrays` makes of them.
 
@@ -428,6 +432,7 @@ def rows_as_arrays(
         layout: The declared fields.
         rows: The rows.
         fields: Fields to read; all, without advantages and values, by default.
+        structure: How the fields are nested; None if they are not.
     """
     built_in = ("reward", *FLAGS) if fields is None else ("reward", *FLAGS, *ON_REQUEST)
     if fields is not None:
@@ -450,7 +455,7 @@ def rows_as_arrays(
         "agent_id": np.array([row.exp_meta.agent_id for row in rows], object),
         "step": np.array([row.exp_meta.step for row in rows], np.int64),
     }
-    return Batch(arrays, info)
+    return Batch(arrays, info, structure)
 
 
 def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:

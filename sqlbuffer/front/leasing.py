@@ -80,7 +80,7 @@ class LeasedBatch(RowBatch):
 
     def __init__(self, store: BufferStore, decoder: Decoder, leased: LeasedRows) -> None:
         self._store, self._decoder, self._leased = store, decoder, leased
-        self._layout = store.layout
+        self._layout, self._structure = store.layout, store.info.config.fields.structure
         self._end: str | None = None  # the call that ended it
         self.seqs = np.array(leased.seqs, np.int64)
         self.lease_id, self.batch_id, self.consumer = (

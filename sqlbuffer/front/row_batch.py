@@ -16,6 +16,7 @@ from sqlbuffer.errors import ArgumentError, BatchNotFoundError, BufferConfigErro
 from sqlbuffer.llm.advantages import Baseline, Scale
 from sqlbuffer.llm.padding import Side, TokenBatch, Truncation, padded
 from sqlbuffer.llm.tokens import Facts, Rollout, grouped, rollouts
+from sqlbuffer.spaces import Structure
 from sqlbuffer.steps import Batch, DataRow, RowList, rows_as_html
 from sqlbuffer.storage.logged_batches import StoredBatch, read_logged
 from sqlbuffer.storage.schema.expressions import listed, utc_time
@@ -122,6 +123,7 @@ class RowBatch(Sequence[DataRow], HasRollouts):
     """A batch of rows."""
 
     _layout: Layout
+    _structure: Structure | None
 
     @property
     @abstractmethod
@@ -138,7 +140,7 @@ class RowBatch(Sequence[DataRow], HasRollouts):
         Raises:
             FieldError: A field is unknown.
         """
-        return rows_as_arrays(self._layout, self.rows, fields)
+        return rows_as_arrays(self._layout, self.rows, fields, self._structure)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -185,8 +187,14 @@ class LoggedBatch(RowBatch):
         ([0.0, 0.0], (2,), [])
     """
 
-    def __init__(self, stored: StoredBatch, decoder: Decoder, layout: Layout) -> None:
-        entry, self._layout = stored.entry, layout
+    def __init__(
+        self,
+        stored: StoredBatch,
+        decoder: Decoder,
+        layout: Layout,
+        structure: Structure | None = None,
+    ) -> None:
+        entry, self._layout, self._structure = stored.entry, layout, structure
         decoded = decoder.rows(list(stored.rows.values()))
         row_of = dict(zip(stored.rows, decoded, strict=True))
         self._rows = [row_of[seq] for seq in stored.seqs if seq in row_of]
@@ -232,4 +240,4 @@ def logged_batch(store: BufferStore, decoder: Decoder, number: int) -> LoggedBat
             f"number, it was given back, or it is older than keep_samples_s "
             f"({info.config.sampling.keep_samples_s:g} s)"
         )
-    return LoggedBatch(stored, decoder, store.layout)
+    return LoggedBatch(stored, decoder, store.layout, info.config.fields.structure)

@@ -9,10 +9,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from inspect import signature
 from itertools import chain
-from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +30,7 @@ from sqlbuffer.errors import (
     MissingExtraError,
     install,
 )
-from sqlbuffer.fields import FieldSpec, fields_from_env, parts_of, paths_of, spaces_of
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
@@ -49,6 +47,16 @@ from sqlbuffer.interchange.output import (
     write_manifest,
 )
 from sqlbuffer.interchange.streams import Arrays, BufferStream, WholeEpisodes
+from sqlbuffer.spaces import (
+    ACTION,
+    OBSERVATION,
+    SpaceField,
+    Spaces,
+    fields_from_env,
+    leaves_of,
+    spaces_of,
+    values_of_all,
+)
 from sqlbuffer.storage.database.urls import Database
 
 
@@ -78,14 +86,24 @@ class DatasetSpaces:
     Attributes:
         observation: Space of an observation.
         action: Space of an action.
-        observation_fields: The fields of an observation.
-        action_fields: The fields of an action.
+        observed: The names of the fields of an observation, in dicts and tuples as in the space.
+        acted: Those of an action.
     """
 
     observation: Any
     action: Any
-    observation_fields: tuple[str, ...]
-    action_fields: tuple[str, ...]
+    observed: Any
+    acted: Any
+
+    @property
+    def observation_fields(self) -> tuple[str, ...]:
+        """The fields of an observation."""
+        return tuple(leaves_of(self.observed))
+
+    @property
+    def action_fields(self) -> tuple[str, ...]:
+        """The fields of an action."""
+        return tuple(leaves_of(self.acted))
 
     def observations(self, arrays: SpaceArrays) -> Any:
         """Return the observations of an episode as Minari takes them.
@@ -93,53 +111,59 @@ class DatasetSpaces:
         Args:
             arrays: The observation fields, arrays `(n, *shape)`.
         """
-        return _nested("obs", self.observation, arrays)
+        return _nested(self.observed, self.observation, arrays)
 
     def actions(self, arrays: SpaceArrays) -> Any:
         """Return the actions of an episode as Minari takes them."""
-        return _nested("action", self.action, arrays)
+        return _nested(self.acted, self.action, arrays)
 
 
 def dataset_spaces(
-    specs: Mapping[str, FieldSpec], observation_fields: Sequence[str], env: Any = None
+    specs: Mapping[str, FieldSpec],
+    observation_fields: Sequence[str],
+    env: Any = None,
+    stored: Spaces | None = None,
 ) -> DatasetSpaces:
     """Return the spaces of a data set of a buffer's steps.
 
     Args:
         specs: The buffer's typed fields.
         observation_fields: Those of an observation.
-        env: An environment, or another object with its two spaces. Without one the spaces are
-            boxes with the bounds of each field's dtype.
+        env: An environment, or another object with its two spaces.
+        stored: The buffer's spaces, which are taken without an environment. Without them the spaces
+            are boxes with the bounds of each field's dtype.
 
     Raises:
         FieldError: The buffer lacks a field of the spaces, or has no observation or action.
     """
-    if env is None:
+    spaces = stored if env is None else spaces_of(env)
+    if spaces is None:
         return _boxes(specs, observation_fields)
-    observation, action = spaces_of(env)
-    observed, acted = tuple(paths_of("obs", observation)), tuple(paths_of("action", action))
-    if lacking := [name for name in (*observed, *acted) if name not in specs]:
+    fields = {**spaces.fields_of(OBSERVATION), **spaces.fields_of(ACTION)}
+    if lacking := [name for name in fields if name not in specs]:
         raise FieldError(
             f"the environment has {', '.join(map(repr, lacking))}, and the buffer has the fields "
             f"{', '.join(map(repr, specs)) or 'none'}; give the environment that was recorded, or "
             f"none"
         )
-    for prefix, space in (("obs", observation), ("action", action)):
-        for name, (_, leaf) in parts_of(prefix, space).items():
-            _check_fits(specs[name], leaf)
-    return DatasetSpaces(observation, action, observed, acted)
+    for name, field in fields.items():
+        _check_fits(specs[name], field)
+    return DatasetSpaces(
+        spaces.observation, spaces.action, spaces.tree(OBSERVATION), spaces.tree(ACTION)
+    )
 
 
-def _check_fits(spec: FieldSpec, space: Any) -> None:
-    shape = tuple(space.shape or ())
-    if (
-        spec.is_variable
-        or spec.shape != shape
-        or not np.can_cast(spec.dtype, space.dtype, "same_kind")
-    ):
+def _check_fits(spec: FieldSpec, field: SpaceField) -> None:
+    if field.is_variable:
         raise FieldError(
-            f"field {spec.name!r} is {spec}, and the environment has {space.dtype}{shape or ''} "
-            f"there; give the environment that was recorded, or none"
+            f"field {spec.name!r} is {spec}, part of a Sequence or Graph, which Minari does not "
+            f"take; export to Parquet or JSON lines"
+        )
+    if spec.shape != field.shape or not np.can_cast(spec.dtype, field.dtype, "same_kind"):
+        raise FieldError(
+            f"field {spec.name!r} is {spec}, and the environment has "
+            f"{field.dtype}{field.shape or ''} there; give the environment that was recorded, or "
+            f"none"
         )
 
 
@@ -152,9 +176,10 @@ def _boxes(specs: Mapping[str, FieldSpec], observation_fields: Sequence[str]) ->
                 f"no field is an {kind}; a buffer of `fields_from_env` has `obs` and `action`, and "
                 f"this one has {', '.join(map(repr, specs)) or 'no typed fields'}"
             )
-    return DatasetSpaces(
-        _space("obs", observed, specs), _space("action", acted, specs), observed, acted
-    )
+    (observation, named), (action, acts) = (
+        _space("obs", observed, specs), _space("action", acted, specs)
+    )  # fmt: skip
+    return DatasetSpaces(observation, action, named, acts)
 
 
 def _named(specs: Mapping[str, FieldSpec], name: str) -> tuple[str, ...]:
@@ -163,13 +188,15 @@ def _named(specs: Mapping[str, FieldSpec], name: str) -> tuple[str, ...]:
     return tuple(field for field in specs if field.startswith(f"{name}_"))
 
 
-def _space(name: str, fields: Sequence[str], specs: Mapping[str, FieldSpec]) -> Any:
+def _space(name: str, fields: Sequence[str], specs: Mapping[str, FieldSpec]) -> tuple[Any, Any]:
+    """Return a space of boxes, and the names of its fields as they are nested there."""
     from gymnasium import spaces
 
     boxes = {field: _box(field, specs[field]) for field in fields}
     if list(boxes) == [name]:
-        return boxes[name]
-    return spaces.Dict({field.removeprefix(f"{name}_"): box for field, box in boxes.items()})
+        return boxes[name], name
+    keys = {field.removeprefix(f"{name}_"): field for field in boxes}
+    return spaces.Dict({key: boxes[field] for key, field in keys.items()}), keys
 
 
 def _box(name: str, spec: FieldSpec) -> Any:
@@ -186,22 +213,15 @@ def _box(name: str, spec: FieldSpec) -> Any:
     return spaces.Box(bounds.min, bounds.max, spec.shape, dtype.type)
 
 
-def _nested(name: str, space: Any, arrays: SpaceArrays) -> Any:
-    """Return the arrays in the structure of a space; fields have the names of `fields_from_env`."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        return {key: _part(name, key, part, arrays) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_part(name, i, part, arrays) for i, part in enumerate(space.spaces))
-    return arrays[name].astype(space.dtype, copy=False)
-
-
-def _part(name: str, key: Any, part: Any, arrays: SpaceArrays) -> Any:
-    inner = f"{name}_{key}"
-    # Observation fields that the user named stand for themselves.
-    inner_key = inner if inner in arrays or key not in arrays else key
-    return _nested(inner_key, part, arrays)
+def _nested(tree: Any, space: Any, arrays: SpaceArrays) -> Any:
+    """Return the arrays of fields, nested as in a space, with the dtypes of the space."""
+    if isinstance(tree, dict):
+        return {key: _nested(part, space[key], arrays) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_nested(part, space[i], arrays) for i, part in enumerate(tree))
+    if arrays[tree].dtype.kind == "U":
+        return arrays[tree].tolist()
+    return arrays[tree].astype(space.dtype, copy=False)
 
 
 def dataset_folder(dataset_id: str) -> Path:
@@ -309,8 +329,8 @@ def export_minari(
         buffer: A buffer with typed fields, such as those of `fields_from_env`.
         dataset_id: Name of the data set for Minari, such as `cartpole/recorded-v0`.
         env: Environment that was recorded: its id, its spec, or the environment. Its spaces become
-            those of the data set. Without it, the spaces are boxes with the bounds of each field's
-            dtype.
+            those of the data set. Without it, the spaces are `buffer.spaces`; if the buffer has
+            none, boxes with the bounds of each field's dtype.
         condition: Condition that all steps of an episode must match.
         fields: Fields of `infos`; by default all other fields except `next_<observation>`.
         overwrite: Replace an existing data set.
@@ -350,7 +370,9 @@ def export_minari(
     for name in metadata:
         checked_choice(name, "each further argument", sorted(known))
     with _environment(env) as environment:
-        spaces = dataset_spaces(buffer.fields, buffer.observation_fields, environment)
+        spaces = dataset_spaces(
+            buffer.fields, buffer.observation_fields, environment, buffer.spaces
+        )
     infos = _info_fields(buffer, spaces, fields)
     _check_free(dataset_id, overwrite)
     read = (*spaces.observation_fields, *spaces.action_fields, *infos)
@@ -459,9 +481,6 @@ def _episode(arrays: Arrays, final: Arrays, spaces: DatasetSpaces, infos: Sequen
     )
 
 
-Paths = dict[str, tuple[Any, ...]]
-
-
 def import_minari(
     dataset: Any,
     url: Database = None,
@@ -478,8 +497,9 @@ def import_minari(
     """Store the episodes of a Minari data set in a buffer; a missing buffer is made.
 
     The buffer has the fields of `fields_from_env`, and a field for each of the `infos` that are
-    numbers of one shape. The last observation of an episode is its final observation. If an import
-    was interrupted, call it again: it continues, and no episode is stored twice.
+    numbers of one shape. A new buffer also has the spaces of the data set. The last observation of
+    an episode is its final observation. If an import was interrupted, call it again: it continues,
+    and no episode is stored twice.
 
     The data set is read once before the first episode is stored: if it is damaged, nothing is
     stored. A data set of `export_minari` is compared with its manifest.
@@ -548,6 +568,7 @@ def import_minari(
         buffer = found_buffer(url, name)
         if buffer is not None:
             buffer.close()
+            settings.pop("spaces", None)  # an older buffer keeps its own, or has none
             buffer = stack.enter_context(ReplayBuffer(url, name, **settings))
         trial = buffer or stack.enter_context(ReplayBuffer("sqlite://", name, **declared))
         for _ in _encoded_episodes(dataset, n_all, tuple(specs), task, agent_id, trial, prefix):
@@ -571,15 +592,15 @@ def _encoded_episodes(
 ) -> Iterator[tuple[int, EncodedSteps]]:  # fmt: skip
     """Yield the number of steps of each episode, and the episode as a buffer stores it."""
     with named_damage(dataset.id):
-        observed = paths_of("obs", dataset.observation_space)
-        acted = paths_of("action", dataset.action_space)
+        spaces = spaces_of(dataset)
+        observed, acted = spaces.fields_of(OBSERVATION), spaces.fields_of(ACTION)
         n_steps = n_episodes = 0
         for episode in dataset.iterate_episodes():
             n = len(episode.rewards)
-            observations = _values(observed, episode.observations)
+            observations = values_of_all(observed, episode.observations)
             columns = {
                 **{name: values[:n] for name, values in observations.items()},
-                **_values(acted, episode.actions),
+                **values_of_all(acted, episode.actions),
                 **{name: _info(dataset, episode, name) for name in infos},
                 "reward": np.asarray(episode.rewards, np.float64),
                 "terminated": np.asarray(episode.terminations, np.bool_),
@@ -630,10 +651,6 @@ def _loaded(minari: Any, dataset: Any) -> Any:
             f"{dataset.id} has no episodes; its writer may have been interrupted"
         )
     return dataset
-
-
-def _values(paths: Paths, value: Any) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(reduce(getitem, path, value)) for name, path in paths.items()}
 
 
 def _info(dataset: Any, episode: Any, name: str) -> NDArray[Any]:

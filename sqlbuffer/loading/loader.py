@@ -32,7 +32,14 @@ from sqlbuffer.loading.plans import (
     this_process,
 )
 from sqlbuffer.loading.ranks import Rank, ShardedPasses, ShardSource, group_of
-from sqlbuffer.steps import Batch, as_tensor, check_device
+from sqlbuffer.steps import (
+    Batch,
+    as_tensor,
+    batch_with,
+    check_device,
+    common_structure,
+    nested_names,
+)
 from sqlbuffer.storage.draws import stacked
 from sqlbuffer.storage.store import BufferStore
 
@@ -139,7 +146,18 @@ def _fill(channel: _Channel[Item], items: Callable[[], Iterator[Item]]) -> None:
 
 
 INFO = "info"
-_PARTS = (INFO, "n_rows", "keys", "values", "items", "get", "to", "to_torch", "to_pandas")
+_PARTS = (
+    INFO,
+    "n_rows",
+    "keys",
+    "values",
+    "items",
+    "get",
+    "to",
+    "to_torch",
+    "to_pandas",
+    "to_tensordict",
+)
 
 
 @dataclass(frozen=True)
@@ -172,16 +190,18 @@ class Output:
     def __call__(self, batch: Batch) -> Any:
         """Return a batch as it is handed out."""
         if self.fieldname_map:
-            batch = Batch(renamed(batch, self.fieldname_map), batch.info)
+            batch = batch_with(batch, renamed(batch, self.fieldname_map))
         keys = None
         if self.to_named_tuple is not None:
             keys = [_key(name, batch) for name in self.to_named_tuple]
         if self.device is not None:
-            kept = batch if keys is None else [name for name in keys if name != INFO]
-            batch = Batch({name: as_tensor(batch[name], self.device) for name in kept}, batch.info)
+            # A part that is nested is of several arrays.
+            is_flat = keys is not None and all(name in batch or name == INFO for name in keys)
+            kept = [name for name in keys or () if name != INFO] if is_flat else batch
+            batch = batch_with(batch, {name: as_tensor(batch[name], self.device) for name in kept})
         if keys is None:
             return batch
-        parts = [batch.info if name == INFO else batch[name] for name in keys]
+        parts = [batch[name] if name in batch else getattr(batch, name) for name in keys]
         return made_tuple(tuple(map(_attribute, self.to_named_tuple or ())), parts)
 
 
@@ -230,12 +250,12 @@ def _attribute(name: str) -> str:
 
 
 def _key(name: str, batch: Batch) -> str:
+    nested = nested_names(batch)
     for key in (name, _attribute(name)):
-        if key in batch or key == INFO:
+        if key in batch or key == INFO or key in nested:
             return key
-    raise FieldError(
-        f"to_named_tuple names {shown(name)}, and the batch has {', '.join(batch)} and info"
-    )
+    names = ", ".join([*nested, *batch])
+    raise FieldError(f"to_named_tuple names {shown(name)}, and the batch has {names} and info")
 
 
 def _check_map(names: Any) -> None:
@@ -270,7 +290,7 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
     `info`; lengths that differ are padded with zeros.
     """
     named = [
-        Batch(batch, {**batch.info, "source": np.array([label] * batch.n_rows, object)})
+        batch_with(batch, batch, {**batch.info, "source": np.array([label] * batch.n_rows, object)})
         for label, batch in zip(labels, batches, strict=True)
     ]
     first = named[0]
@@ -281,6 +301,7 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
             for name in first.info
             if all(name in batch.info for batch in named)  # not every buffer notes its batches
         },
+        common_structure(named),
     )
 
 

@@ -5,8 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.fields import FieldSpec, fields_from_env, paths_of, spaces_of
+from sqlbuffer.fields import FieldSpec, takes
 from sqlbuffer.processes import at_process_end
+from sqlbuffer.spaces import ACTION, OBSERVATION, SpaceFields, fields_from_env
 
 logger = logging.getLogger("sqlbuffer")
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
-Paths = Mapping[str, tuple[Any, ...]]
 
 NEXT = "next_"
 
@@ -37,20 +36,10 @@ class EnvironmentFields:
         final: Those that are kept of an episode's final observation.
     """
 
-    observation: Paths
-    action: Paths
+    observation: SpaceFields
+    action: SpaceFields
     following: tuple[str, ...]
     final: tuple[str, ...]
-
-
-def values_of_all(paths: Paths, value: Any) -> Values:
-    """Return copies of the values in an observation or action of several environments."""
-    return {name: np.array(reduce(getitem, path, value)) for name, path in paths.items()}
-
-
-def values_of_one(paths: Paths, value: Any) -> Values:
-    """Return copies of the values in an observation or action of one, as of several."""
-    return {name: np.array(reduce(getitem, path, value))[None] for name, path in paths.items()}
 
 
 def environment_fields(
@@ -66,14 +55,15 @@ def environment_fields(
     Raises:
         FieldError: They do not.
     """
-    observed, acted = spaces_of(env)
+    declared = fields_from_env(env, next_observation=True)
+    observed = declared["spaces"].fields_of(OBSERVATION)
     env_fields = EnvironmentFields(
-        paths_of("obs", observed),
-        paths_of("action", acted),
-        tuple(name for name in paths_of("obs", observed) if NEXT + name in specs),
+        observed,
+        declared["spaces"].fields_of(ACTION),
+        tuple(name for name in observed if NEXT + name in specs),
         final,
     )
-    wrong = _differences(fields_from_env(env, next_observation=True)["fields"], specs, env_fields)
+    wrong = _differences(declared["fields"], specs, env_fields)
     if wrong:
         option = ", next_observation=True" if env_fields.following else ""
         raise FieldError(
@@ -97,7 +87,7 @@ def _differences(
         expected = FieldSpec.parse(name, declared[name])
         if name not in specs:
             lines.append(f"{name!r} is missing: {expected}")
-        elif not _takes(specs[name], expected):
+        elif not takes(specs[name], expected):
             lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
     lines += [
         f"the environment has no {name!r}, which has no default"
@@ -110,10 +100,6 @@ def _differences(
         if name in specs and name not in env_fields.observation
     ]
     return lines
-
-
-def _takes(spec: FieldSpec, expected: FieldSpec) -> bool:
-    return spec.shape == expected.shape and np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
 
 Begin = Callable[..., EpisodeWriter]

@@ -21,9 +21,8 @@ from sqlbuffer.recording.recorder import (
     StepTarget,
     Values,
     environment_fields,
-    values_of_all,
-    values_of_one,
 )
+from sqlbuffer.spaces import values_of_all, values_of_one
 
 
 def recorded(

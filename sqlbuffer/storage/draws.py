@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import Batch
+from sqlbuffer.steps import Batch, batch_with, common_structure
 from sqlbuffer.storage.buffers.open_buffer import OwnWrites, retry_on_disconnect
 from sqlbuffer.storage.buffers.window import SampledWindow, settled_seq
 from sqlbuffer.storage.database.engine import server_epoch
@@ -207,7 +207,7 @@ class BatchDraws:
             batch = _numbered(batch, session.batch_id)
             columns = sampler.finished(batch, self._priorities.alpha)
             if columns:
-                batch = Batch({**batch, **columns}, batch.info)
+                batch = batch_with(batch, {**batch, **columns})
             # A batch that is too small is not returned.
             session.n_rows = batch.n_rows if batch.n_rows >= n else 0
         return batch
@@ -296,13 +296,14 @@ def _with_columns(batch: Batch, sampler: RowStrategy, candidates: Candidates) ->
                 f"field {name!r} has the name of an array that {type(sampler).__name__} gives: "
                 f"leave it out with fields=[...], or declare it by another name"
             )
-    return Batch({**batch, **columns}, batch.info) if columns else batch
+    return batch_with(batch, {**batch, **columns}) if columns else batch
 
 
 def _numbered(batch: Batch, number: int | None) -> Batch:
     if number is None:
         return batch
-    return Batch(batch, {**batch.info, BATCH_ID: np.full(batch.n_rows, number, np.int64)})
+    info = {**batch.info, BATCH_ID: np.full(batch.n_rows, number, np.int64)}
+    return batch_with(batch, batch, info)
 
 
 def log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
@@ -335,7 +336,7 @@ def rows_at(batch: Batch, index: Sequence[int]) -> Batch:
     if len(index) == batch.n_rows and list(index) == list(range(batch.n_rows)):
         return batch
     places = np.asarray(index, np.int64)
-    return Batch(_arrays_at(batch, places), _arrays_at(batch.info, places))
+    return batch_with(batch, _arrays_at(batch, places), _arrays_at(batch.info, places))
 
 
 def _arrays_at(arrays: Any, places: NDArray[np.int64]) -> dict[str, Any]:
@@ -348,6 +349,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return Batch(
         {name: stacked([batch[name] for batch in batches]) for name in first},
         {name: stacked([batch.info[name] for batch in batches]) for name in first.info},
+        common_structure(batches),
     )
 
 

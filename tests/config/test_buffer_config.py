@@ -16,12 +16,14 @@ from sqlbuffer.compat.minestudio import Config, DatabaseConfig
 from sqlbuffer.compat.minestudio.errors import FragmentError
 from sqlbuffer.config import PLACES, BufferSettings, RetentionConfig, check_same
 from sqlbuffer.errors import BufferConfigError, FieldError
+from sqlbuffer.spaces import Spaces
 
 # What callers declare is parsed.
 DECLARED = {
     "fields": Mapping[str, Any],
     "observation_fields": Sequence[str],
     "meta_fields": Mapping[str, Any],
+    "spaces": Spaces | Mapping[str, Any],
 }
 
 
@@ -40,7 +42,7 @@ def test_the_keyword_arguments_have_the_settings_and_types_of_the_model():
 
 def test_each_setting_has_a_name_of_its_own_and_is_described_in_its_group():
     n_settings = sum(len(type(group).model_fields) for _, group in BufferConfig())
-    assert len(PLACES) == n_settings == 23
+    assert len(PLACES) == n_settings == 24
     for group_name, group in BufferConfig():
         assert f"    {group_name}: " in BufferConfig.__doc__
         for name in type(group).model_fields:

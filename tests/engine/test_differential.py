@@ -33,13 +33,15 @@ def forms(world: World) -> Iterator[tuple[str, dict[str, Any], Callable[[Step], 
     """Yield a mode of loaders, its options, and what the model makes of a step."""
     model, rng = world.model, world.rng
     yield "step", {}, model.single
-    stack = {"obs": 3} if rng.random() < 0.4 and -1 not in model.fields["obs"][1] else None
+    frame = model.observations[0]
+    stack = {frame: 3} if rng.random() < 0.4 and -1 not in model.fields[frame][1] else None
     own: dict[str, Any] = {"n_step": int(rng.choice([1, 2, 5])), "gamma": 0.5, "stack": stack}
     terminal = {"terminal_field": "done"} if world.kind == "done" else {}
     own |= terminal
     skip = {"skip_single": True} if not model.has_next else {}
     yield "transition", own | skip, lambda step: model.transition(step, **own)
-    more = {"n_step": 3, "gamma": 0.9, "sequence_fields": ("action", "reward", "adv_t"), **terminal}
+    sequences = ("action", "reward", "adv_t", *(["obs_image"] if world.kind == "nested" else []))
+    more = {"n_step": 3, "gamma": 0.9, "sequence_fields": sequences, **terminal}
     if "action" in model.fields:
         yield "n_step", more | skip, lambda step: model.transition(step, **more)
     laid: dict[str, Any] = {

@@ -1,9 +1,12 @@
 """Random buffers, each next to its model in plain Python, and what both make of their steps."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from sqlbuffer import Batch, QueryBuilder, ReplayBuffer
 from tests.engine.naive import Episode, Item, NaiveBuffer, Step
@@ -19,7 +22,32 @@ KINDS: dict[str, dict[str, Any]] = {
     "nodes": {"obs": ("float32", (-1, 2)), "action": ("int16", (-1,))},
     "jpeg": {"obs": ("uint8", (-1,)), "action": "int64", "next_obs": ("uint8", (-1,))},
     "varying": {"obs": ("float32", (2,)), "nodes": ("int16", (-1, 2)), "tags": ("uint8", (2, -1))},
+    "nested": {
+        "obs_image": ("uint8", (4, 3)),
+        "obs_arm_0": "U5",
+        "obs_arm_1": ("int64", (-1,)),
+        "action": "int64",
+        "obs_new_key": "float64",
+    },
 }
+PARTS = spaces.Tuple([spaces.Text(5), spaces.Sequence(spaces.Discrete(100))])
+IMAGE = spaces.Box(0, 255, (4, 3), np.uint8)
+KEY = spaces.Box(-np.inf, np.inf, (), np.float64)
+SPACES = {
+    "nested": {
+        "observation": spaces.Dict({"image": IMAGE, "arm": PARTS, "new key": KEY}),
+        "action": spaces.Discrete(100),
+    }
+}
+# Where the arrays of a batch are nested, as attributes of the batch lead there.
+NESTED = {
+    f"{prefix}{name}": (f"{prefix}obs", path)
+    for prefix in ("", "next_", "final_", "seq_")
+    for name, path in {
+        "obs_image": ("image",), "obs_arm_0": ("arm", 0), "obs_arm_1": ("arm", 1),
+        "obs_new_key": ("new key",),
+    }.items()
+}  # fmt: skip
 
 
 class World:
@@ -38,6 +66,9 @@ class World:
     ) -> None:
         declared = {**UID, **KINDS[kind]}
         self.kind, self.rng = kind, rng
+        if kind in SPACES:
+            observed = [name for name in KINDS[kind] if name.startswith("obs")]
+            settings |= {"spaces": SPACES[kind], "observation_fields": observed}
         self.buffer = ReplayBuffer(url, name, create=True, fields=declared, **settings)
         specs = {key: (spec.dtype, spec.shape) for key, spec in self.buffer.fields.items()}
         self.model = NaiveBuffer(
@@ -278,6 +309,8 @@ def items_of(batches: Iterable[Batch], world: World) -> Iterator[tuple[int, Item
     varying = {name: shape.index(-1) for name, (_, shape) in world.model.fields.items()
                if -1 in shape}  # fmt: skip
     for batch in batches:
+        if world.kind in SPACES:
+            check_nested(batch)
         for i, seq in enumerate(batch.info["seq"].tolist()):
             item: Item = {f"info.{k}": plain(v[i]) for k, v in batch.info.items() if k != "seq"}
             for name, values in batch.items():
@@ -286,10 +319,9 @@ def items_of(batches: Iterable[Batch], world: World) -> Iterator[tuple[int, Item
                 if own in varying and own != base:
                     continue
                 n = int(batch["lens"][i]) if "lens" in batch else None
-                value = values[i] if n is None or name in ("lens", "has_final") else values[i][:n]
-                if name.startswith("final_"):
-                    value = values[i]
-                elif n is not None and values[i].ndim and name != "lens":
+                is_whole = n is None or name in ("lens", "has_final") or name.startswith("final_")
+                value = values[i] if is_whole else values[i][:n]
+                if not is_whole and values[i].ndim:
                     assert not np.any(values[i][n:]) or values.dtype.kind == "U"
                 if base in varying:
                     lens = batch[f"{name}_lens"][i]
@@ -297,6 +329,24 @@ def items_of(batches: Iterable[Batch], world: World) -> Iterator[tuple[int, Item
                     value = unpadded(value, lens, varying[base])
                 item[name] = value
             yield seq, item
+
+
+def check_nested(batch: Batch) -> None:
+    """Each array is nested where the space has it, and no other is there."""
+    trees = {attribute: getattr(batch, attribute, None) for attribute, _ in NESTED.values()}
+    for name, (attribute, path) in NESTED.items():
+        if name in batch:
+            assert reduce(getitem, path, trees[attribute]) is batch[name], name
+    n_arrays = sum(name in batch for name in NESTED)
+    assert n_arrays == sum(len(list(leaves(tree))) for tree in trees.values())
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (dict, tuple)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(part)
+    elif tree is not None:
+        yield tree
 
 
 def unpadded(value: Any, lens: Any, axis: int) -> Any:

@@ -40,6 +40,32 @@ def shown(env, **options):
                 "action_1": "float64(3,)",
             },
         ),
+        (
+            spaces.Dict(
+                {"front camera": PIXELS, "größe": POSE, "2": POSE, "lens": POSE, "π²": POSE}
+            ),
+            spaces.Text(7),
+            {
+                "obs_2": "float64(3,)",
+                "obs_front_camera": "uint8(8, 8, 3)",
+                "obs_größe": "float64(3,)",
+                "obs_lens_": "float64(3,)",
+                "obs_π_": "float64(3,)",
+                "action": "U7",
+            },
+        ),
+        (
+            spaces.Tuple([spaces.Graph(POSE, spaces.Discrete(3)), spaces.Graph(POSE, None)]),
+            spaces.Sequence(spaces.Dict({"at": POSE, "name": spaces.Text(5)})),
+            {
+                "obs_0_nodes": "float64(-1, 3)",
+                "obs_0_edges": "int64(-1,)",
+                "obs_0_edge_links": "int32(-1, 2)",
+                "obs_1_nodes": "float64(-1, 3)",
+                "action_at": "float64(-1, 3)",
+                "action_name": "U5(-1,)",
+            },
+        ),
     ],
 )
 def test_each_part_of_a_space_is_a_field(observation, action, fields):
@@ -60,9 +86,28 @@ def test_a_vectorized_environment_has_the_fields_of_one():
     env.close()
 
 
-def test_a_space_of_no_fixed_size_is_refused_by_the_name_of_its_field():
-    with pytest.raises(FieldError, match="field 'obs_text': a space Text has no fixed size"):
-        fields_from_env(Env(spaces.Dict({"text": spaces.Text(5)}), spaces.Discrete(2)))
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.OneOf([POSE, PIXELS]), "a space OneOf cannot be stored; it takes Box, Discrete"),
+        (spaces.Sequence(spaces.Sequence(POSE)), "a space Sequence inside a Sequence or Graph"),
+        (spaces.Sequence(spaces.Graph(POSE, None)), "a space Graph inside a Sequence or Graph"),
+        (
+            spaces.Dict({(1, 2): POSE}),
+            r"the key \(1, 2\) of a space Dict is neither text without NUL",
+        ),
+        (spaces.Dict({"a\0": POSE}), "the key 'a.x00' of a space Dict"),
+        (spaces.Text(3, charset="a\0"), "a space Text whose characters include a surrogate or NUL"),
+    ],
+)
+def test_a_space_that_cannot_be_stored_is_refused_by_the_name_of_its_field(space, message):
+    with pytest.raises(FieldError, match=f"field 'obs_odd': {message}"):
+        fields_from_env(Env(spaces.Dict({"odd": space}), spaces.Discrete(2)))
+
+
+def test_two_keys_of_one_name_are_refused():
+    with pytest.raises(FieldError, match="two parts of the space would be the field 'obs_a_b'"):
+        fields_from_env(Env(spaces.Dict({"a b": POSE, "a_b": POSE}), POSE))
 
 
 def test_the_arguments_are_not_the_fields(tmp_path):

@@ -131,15 +131,80 @@ def test_images_in_spaces_of_parts_are_kept_without_loss(
         assert_same(episodes(buffer), episodes(again))
 
 
-def test_without_an_environment_the_spaces_are_boxes(sqlite_url: str) -> None:
-    buffer = recorded(sqlite_url, Camera())
+def test_without_an_environment_the_spaces_are_those_of_the_buffer(database_url: str) -> None:
+    buffer = recorded(database_url, Camera())
     dataset = export_minari(buffer, "camera-v0")
     assert dataset.env_spec is None
+    assert dataset.observation_space == Camera.observation_space
+    assert dataset.action_space == Camera.action_space
+    import_minari(dataset, database_url, "again")
+    with ReplayBuffer(database_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+        assert again.spaces.observation == Camera.observation_space
+        assert again.spaces.action == Camera.action_space
+        assert again.sample_transitions(3).next_obs["image"].shape == (3, 8, 9, 3)
+
+
+def test_discrete_actions_stay_discrete(sqlite_url: str) -> None:
+    buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"))
+    assert export_minari(buffer, "discrete-v0").action_space == spaces.Discrete(2)
+
+
+def test_without_spaces_the_fields_are_boxes(sqlite_url: str) -> None:
+    env = Camera()
+    declared = {**fields_from_env(env), "spaces": None}
+    buffer = ReplayBuffer(sqlite_url, **declared)
+    with buffer.record(env) as recording:
+        recording.reset(seed=1)
+        for _ in range(6):
+            recording.step(recording.action_space.sample())
+    dataset = export_minari(buffer, "camera-v0")
     assert dataset.observation_space["image"] == spaces.Box(0, 255, (8, 9, 3), np.uint8)
     assert set(dataset.action_space.spaces) == {"0", "1"}
     import_minari(dataset, sqlite_url, "again")
     with ReplayBuffer(sqlite_url, "again") as again:
         assert_same(episodes(buffer), episodes(again))
+    # It has no spaces, and takes the steps of a data set that has some.
+    other = recorded(sqlite_url, Camera(), "other")
+    import_minari(export_minari(other, "other-v0", env=env), sqlite_url)
+    assert len(buffer) == 36
+    assert buffer.spaces is None
+
+
+class Words(gymnasium.Env):  # type: ignore[type-arg]
+    """Is observed as text."""
+
+    observation_space = spaces.Dict({"note": spaces.Text(12), "n": spaces.Discrete(9)})
+    action_space = spaces.Discrete(2)
+    t = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.t = 0
+        return {"note": "begin", "n": 0}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        self.t += 1
+        return {"note": f"step{self.t}", "n": self.t}, 1.0, self.t == 3, False, {}
+
+
+def test_texts_are_kept(sqlite_url: str) -> None:
+    buffer = recorded(sqlite_url, Words())
+    dataset = export_minari(buffer, "words-v0", data_format="hdf5")
+    assert dataset.observation_space == Words.observation_space
+    notes = list(next(iter(dataset.iterate_episodes())).observations["note"])
+    assert [n.decode() if isinstance(n, bytes) else n for n in notes][:2] == ["begin", "step1"]
+    import_minari(dataset, sqlite_url, "again")
+    with ReplayBuffer(sqlite_url, "again") as again:
+        assert_same(episodes(buffer), episodes(again))
+
+
+def test_sequences_and_graphs_are_refused_by_the_name_of_their_field(sqlite_url: str) -> None:
+    observation = spaces.Dict({"at": spaces.Sequence(spaces.Box(0, 1, (2,)))})
+    given = {"observation": observation, "action": spaces.Discrete(2)}
+    fields = {"obs_at": ("float32", (-1, 2)), "action": "int64"}
+    buffer = ReplayBuffer(sqlite_url, fields=fields, spaces=given)
+    with pytest.raises(FieldError, match=r"'obs_at' is .*, part of a Sequence or Graph, which"):
+        export_minari(buffer, "points-v0")
 
 
 def test_fields_that_the_user_named_make_the_observation(sqlite_url: str) -> None:

@@ -90,6 +90,45 @@ class Rooms(gymnasium.Env):
         }
 
 
+class Shapes(gymnasium.Env):
+    """Has texts, sequences and graphs, and ends by chance."""
+
+    def __init__(self):
+        names = spaces.Dict({"at": spaces.MultiBinary(2), "name": spaces.Text(3)})
+        self.observation_space = spaces.Dict(
+            {
+                "note": spaces.Text(6, min_length=0),
+                "a molecule": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(5)),
+                "bare": spaces.Graph(spaces.Discrete(4), None),
+                "both": spaces.Tuple(
+                    (spaces.Sequence(spaces.Box(0, 1, (2,))), spaces.Sequence(names))
+                ),
+                "stack": spaces.Sequence(names, stack=True),
+            }
+        )
+        self.action_space = spaces.Dict(
+            {"say": spaces.Text(4), "path": spaces.Sequence(spaces.Discrete(9))}
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self._observed(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        reward = float(len(action["path"]) + len(action["say"]))
+        ends = self.np_random.random(2) < 0.2
+        return self._observed(), reward, bool(ends[0]), bool(ends[1]), {}
+
+    def _observed(self):
+        observed = self.observation_space.sample()
+        n_nodes = int(self.np_random.integers(1, 4))  # one node alone has no edges: None
+        molecule = self.observation_space["a molecule"].sample(num_nodes=n_nodes)
+        return {**observed, "a molecule": molecule}
+
+
 class Batched(VectorEnv):
     """A vector environment without environments in it, of SAME_STEP, as those on accelerators are:
     final observations come as one array, of all.

@@ -1,8 +1,10 @@
 """Episodes as a plain loop plays them, and as the database has them."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+from gymnasium import spaces
 
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.packing import Layout
@@ -29,15 +31,30 @@ def listed(values):
     return {name: np.asarray(value).tolist() for name, value in sorted(values.items())}
 
 
-def flat(name, value):
-    """Return the parts of a value by the names of their fields."""
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, tuple):
-        parts = enumerate(value)
+def flat(name, value, space):
+    """Return the parts of a value of a space by the names of their fields."""
+    if isinstance(space, spaces.Graph):
+        parts = dict(zip(("nodes", "edges", "edge_links"), value, strict=True))
+        if space.edge_space is None:
+            del parts["edges"], parts["edge_links"]
+        none = {"nodes": (), "edges": (), "edge_links": ()}
+        return {f"{name}_{key}": none[key] if v is None else v for key, v in parts.items()}
+    if isinstance(space, spaces.Sequence) and isinstance(space.feature_space, spaces.Dict):
+        keys = space.feature_space
+        if space.stack:
+            return {f"{name}_{key}": value[key] for key in keys}
+        return {f"{name}_{key}": [item[key] for item in value] for key in keys}
+    if isinstance(space, spaces.Dict):
+        parts = [(key, value[key], space[key]) for key in space]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(i, part, space[i]) for i, part in enumerate(value)]
     else:
         return {name: np.array(value)}
-    return {k: v for key, part in parts for k, v in flat(f"{name}_{key}", part).items()}
+    return {
+        k: v
+        for key, part, inner in parts
+        for k, v in flat(f"{name}_{key}".replace(" ", "_"), part, inner).items()
+    }
 
 
 def played(env, seed, actions, *, skips_a_step=False, resets_before=()):
@@ -51,28 +68,27 @@ def played(env, seed, actions, *, skips_a_step=False, resets_before=()):
         resets_before: Steps before which an episode is cut by a reset.
     """
     episodes, current = [], Episode()
-    obs, _ = env.reset(seed=seed)
-    obs = flat("obs", obs)
+    observed = partial(flat, "obs", space=env.observation_space)
+    obs = observed(env.reset(seed=seed)[0])
     awaits_reset = False
     for t, action in enumerate(actions):
         if t in resets_before and not awaits_reset:
             cut(episodes, current, obs)
-            current, obs = Episode(), flat("obs", env.reset()[0])
+            current, obs = Episode(), observed(env.reset()[0])
         if awaits_reset:
-            obs, awaits_reset = flat("obs", env.reset()[0]), False
+            obs, awaits_reset = observed(env.reset()[0]), False
             continue
         after, reward, terminated, truncated, _ = env.step(action)
-        after = flat("obs", after)
-        current.steps.append(
-            (obs, flat("action", action), float(reward), bool(terminated), bool(truncated))
-        )
+        after = observed(after)
+        acted = flat("action", action, env.action_space)
+        current.steps.append((obs, acted, float(reward), bool(terminated), bool(truncated)))
         obs = after
         if terminated or truncated:
             current.final = after
             episodes.append(current)
             current, awaits_reset = Episode(), skips_a_step
             if not skips_a_step:
-                obs = flat("obs", env.reset()[0])
+                obs = observed(env.reset()[0])
     cut(episodes, current, obs)
     env.close()
     return episodes

@@ -10,7 +10,7 @@ from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, Record
 
 from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
-from tests.recording.envs import Rooms, Scripted
+from tests.recording.envs import Rooms, Scripted, Shapes
 from tests.recording.episodes import plain, played, stored
 from tests.support.processes import FRESH, run_at_once, wait_until
 from tests.support.sql import run, scalar
@@ -47,8 +47,9 @@ def ends(url):
         lambda: gymnasium.make("CartPole-v1"),
         lambda: gymnasium.make("Pendulum-v1", max_episode_steps=20),
         Rooms,
+        Shapes,
     ],
-    ids=["CartPole", "Pendulum", "parts"],
+    ids=["CartPole", "Pendulum", "parts", "shapes"],
 )
 @pytest.mark.parametrize("next_observation", [False, True])
 def test_steps_and_episodes_are_those_of_a_plain_loop(schema_url, make, next_observation):

@@ -4,9 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from sqlbuffer import ReplayBuffer, fields_from_env
-from tests.recording.envs import Batched, Rooms, Scripted
+from tests.recording.envs import Batched, Rooms, Scripted, Shapes
 from tests.recording.episodes import Episode, cut, plain, played, stored
 from tests.support.sql import run
 
@@ -26,9 +27,16 @@ def make_rooms():
     return Rooms()
 
 
+def make_shapes():
+    return Shapes()
+
+
 def vector_of(make, kind, mode, n=N_ENVS):
-    cls = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-    return cls([make] * n, autoreset_mode=mode)
+    if kind == "sync":
+        return SyncVectorEnv([make] * n, autoreset_mode=mode)
+    # A graph has no place in shared memory.
+    shared = make is not make_shapes
+    return AsyncVectorEnv([make] * n, autoreset_mode=mode, shared_memory=shared)
 
 
 def actions_of(make, n_steps, n=N_ENVS):
@@ -40,11 +48,9 @@ def actions_of(make, n_steps, n=N_ENVS):
     return actions
 
 
-def together(actions):
+def together(space, actions):
     """Return the actions of all environments at one step as the batch that they take."""
-    if isinstance(actions[0], dict):
-        return {key: np.stack([action[key] for action in actions]) for key in actions[0]}
-    return np.stack(actions)
+    return concatenate(space, actions, create_empty_array(space, len(actions)))
 
 
 def run_vector(env, actions, mode, partial_reset=None):
@@ -53,7 +59,7 @@ def run_vector(env, actions, mode, partial_reset=None):
     for t, batch in enumerate(zip(*actions, strict=True)):
         if partial_reset and t == partial_reset[0]:
             env.reset(options={"reset_mask": np.array(partial_reset[1])})
-        _, _, terminated, truncated, _ = env.step(together(batch))
+        _, _, terminated, truncated, _ = env.step(together(env.single_action_space, batch))
         done = terminated | truncated
         if mode is AutoresetMode.DISABLED and done.any():
             env.reset(options={"reset_mask": done})
@@ -97,6 +103,18 @@ def test_environments_in_processes_are_stored_alike(sqlite_url, mode):
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_observations_and_actions_of_parts_are_taken_apart(sqlite_url, kind, mode):
     check(sqlite_url, make_rooms, kind, mode, n_steps=25)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_sequences_and_graphs_are_taken_apart(sqlite_url, mode):
+    check(sqlite_url, make_shapes, "sync", mode, n_steps=25)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_sequences_and_graphs_of_other_processes_are_taken_apart(schema_url, mode):
+    check(schema_url, make_shapes, "async", mode, n_steps=25)
 
 
 @pytest.mark.thorough
