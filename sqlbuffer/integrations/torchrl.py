@@ -57,6 +57,7 @@ try:
         Runs,
         StepEntries,
         groups_of,
+        keys_of,
         tuple_of,
     )
 except ImportError:
@@ -300,7 +301,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             if example is not None:
                 self._make(_checked_data(example, "example"))
         elif example is not None:
-            self._entries.columns(_checked_data(example, "example"))
+            self._opened()[1].columns(_checked_data(example, "example"))
 
     def _init(self) -> None:
         """Begin without a storage and a writer: the steps are in the database."""
@@ -318,6 +319,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         self._batches: tuple[int, Iterator[Batch]] | None = None
         self._draw_lock = threading.RLock()
         self._n_written, self._counted_at = 0, -math.inf
+        self._version, self._looked_at = 0, -math.inf
         _every.add(self)
         at_process_end(_end_all, priority=1)
 
@@ -343,7 +345,39 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         if document is None:
             return False
         self._entries = StepEntries.from_json(document.value)
+        self._version, self._looked_at = document.version, time.monotonic()
         return True
+
+    def _look(self) -> None:
+        """Begin again with the entries that another process has added."""
+        if time.monotonic() - self._looked_at > COUNT_S:
+            self._looked_at = time.monotonic()
+            document = self.buffer.documents.get(DOCUMENT)
+            if document is not None and document.version != self._version:
+                self._reopen()
+
+    def _reopen(self) -> None:
+        self._entries = None
+        if self._buffer is not None and not is_memory(resolve_url(self._place["url"])):
+            self._buffer.close()
+            self._buffer = None
+        self._close_mirror()
+        self._is_made()
+
+    def _add_entries(self, data: TensorDictBase) -> None:
+        """Give the steps the entries that a batch has in addition; earlier steps have zeros."""
+        buffer, entries = self._opened()
+        while True:
+            more = entries.with_more(data)
+            for entry in more.entries[len(entries.entries) :]:
+                buffer.add_field(entry.name, entry.declared())
+            try:
+                buffer.documents.put(DOCUMENT, more.to_json(), version=self._version)
+                break
+            except DocumentChangedError:  # another process has added some
+                self._reopen()
+                buffer, entries = self._opened()
+        self._reopen()
 
     def _make(self, data: TensorDictBase) -> None:
         """Make the buffer with the entries of a batch."""
@@ -413,10 +447,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         if self._pid == os.getpid():
             self.synchronize()
             self._end_runs()
-            with self._draw_lock:
-                mirror, self._mirror, self._batches = self._mirror, None, None
-            if mirror is not None:
-                mirror.close()
+            self._close_mirror()
         if self._buffer is not None:
             self._buffer.close()
 
@@ -428,6 +459,12 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         """
         super().shutdown(timeout)
         self.close()
+
+    def _close_mirror(self) -> None:
+        with self._draw_lock:
+            mirror, self._mirror, self._batches = self._mirror, None, None
+        if mirror is not None:
+            mirror.close()
 
     def _end_runs(self) -> None:
         with self._replay_lock:
@@ -512,8 +549,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             used again.
 
         Raises:
-            FieldError: An entry is missing or unknown, or has another dtype or shape than those of
-                the first batch; nothing is stored.
+            FieldError: An entry of the first batch is missing, or has another dtype or shape;
+                nothing is stored.
             SQLBufferError: The other errors of `sqlbuffer.ReplayBuffer.extend`.
         """
         data = _checked_data(tensordicts, "the argument of extend")
@@ -521,7 +558,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             raise FieldError("extend takes a batch of steps; give a single one to add")
         if len(self._transform):
             data = self._transform.inv(data)
-        if data is None or not data.numel():
+        if data is None or not data.batch_size.numel():
             return torch.zeros(0, dtype=torch.int64)
         index = self._stored(data, update_priority=update_priority is not False)
         if not data.is_locked:
@@ -544,7 +581,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         if len(self._transform):
             with _set_dispatch_td_nn_modules(True):
                 data = self._transform.inv(data)
-        if data is None or not data.numel():
+        if data is None or not data.batch_size.numel():
             return torch.zeros(0, dtype=torch.int64)
         index = self._stored(data.unsqueeze(-1), update_priority=True)
         if not data.is_locked:
@@ -557,6 +594,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             self._be_in_this_process()
             if not self._is_made():
                 self._make(data)
+            if not set(keys_of(data)) <= self._opened()[1].keys:
+                self._add_entries(data)
             buffer, entries = self._opened()
             columns = entries.columns(data)
             if self._runs is None:
@@ -569,7 +608,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             arrays: dict[str, Any] = dict(columns)
             name = entries.name_of(tuple_of(self.priority_key))
             if update_priority and buffer.alpha is not None and name is not None:
-                arrays["priority"] = _reduced(columns[name], data.numel()) + self._eps
+                arrays["priority"] = _reduced(columns[name], data.batch_size.numel()) + self._eps
             plan = plan_runs()
             try:
                 result = self._extended(arrays, plan)
@@ -606,6 +645,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             raise InsufficientDataError(
                 f"no step can be drawn: buffer {self._place['name']!r} has none yet; extend it"
             )
+        self._look()
         if self._batches is None or self._batches[0] != n:
             self._batches = n, self._loader(n)
         try:
@@ -711,7 +751,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         for key, value in ((self.priority_key, values), ("index", index)):
             if value is None:
                 raise FieldError(f"{key!r} is missing in the TensorDict; a loss or a draw sets it")
-        n = data.numel() // (self._options.slice_len or 1)
+        n = data.batch_size.numel() // (self._options.slice_len or 1)
         priority = torch.from_numpy(_reduced(values.detach().cpu().numpy(), n))
         self.update_priority(index.reshape(n, -1)[:, 0], priority)
 

@@ -6,13 +6,13 @@ TorchRL and tensordict are installed where this module is imported.
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import BUILT_IN, RESERVED
@@ -40,17 +40,24 @@ class Entry:
         name: Its field, or `reward`, `terminated` or `truncated`.
         shape: Its shape, of one step.
         dtype: Name of its dtype in torch and numpy.
+        is_added: Whether the first steps did not have it: it may be missing, and is zeros then.
     """
 
     key: Key
     name: str
     shape: tuple[int, ...]
     dtype: str
+    is_added: bool = False
 
     @property
     def is_field(self) -> bool:
         """Whether it is a declared field."""
         return self.name not in BUILT_IN
+
+    def declared(self) -> tuple[Any, ...]:
+        """Return the declaration of its field."""
+        default = (np.zeros(self.shape, self.dtype),) if self.is_added else ()
+        return (self.dtype, self.shape, *default)
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,9 @@ class StepEntries:
             FieldError: An entry is not a tensor, or numpy does not have its dtype.
         """
         n_dims = data.batch_dims
-        tensors = {key: _tensor(data, key) for key in _keys(data)}
+        tensors = {key: _tensor(data, key) for key in keys_of(data)}
+        if not tensors:
+            raise FieldError("the steps have no entries; give at least one")
         place: Key = (NEXT,) if any(key[0] == NEXT for key in tensors) else ()
         flags = {
             name: (*place, name)
@@ -92,23 +101,37 @@ class StepEntries:
             flags["terminated"] = done  # of older environments, as TorchRL understands it
         names: dict[Key, str] = {}
         for key in sorted(tensors, key=lambda key: key[0] == NEXT):  # after those that they follow
-            if key[-1] in flags and flags[key[-1]] == key and _is_exact(tensors[key]):
+            if flags.get(key[-1]) == key and _is_exact(tensors[key]):
                 names[key] = key[-1]
             else:
                 names[key] = _field_name(key, names)
-        entries = tuple(
-            Entry(key, names[key], tuple(value.shape[n_dims:]), _dtype_name(key, value))
-            for key, value in tensors.items()
-        )
-        for entry in entries:
-            if 0 in entry.shape:
-                raise FieldError(f"{_shown(entry.key)} has no elements; leave it out")
+        entries = tuple(_entry(key, value, names[key], n_dims) for key, value in tensors.items())
         return cls(entries, tuple(_nodes(data, n_dims)), flags, done)
+
+    def with_more(self, data: TensorDictBase) -> "StepEntries":
+        """Return these entries, and those that a TensorDict has in addition.
+
+        Raises:
+            FieldError: Such an entry is not a tensor, or numpy does not have its dtype.
+        """
+        names = {entry.key: entry.name for entry in self.entries}
+        added = []
+        for key in sorted(keys_of(data), key=lambda key: key[0] == NEXT):
+            if key not in names:
+                names[key] = _field_name(key, names)
+                value = _tensor(data, key)
+                added.append(_entry(key, value, names[key], data.batch_dims, is_added=True))
+        known = {key for key, _ in self.nodes}
+        nodes = [node for node in _nodes(data, data.batch_dims) if node[0] not in known]
+        entries = (*self.entries, *added)
+        return replace(self, entries=entries, nodes=(*self.nodes, *nodes))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {
-            "entries": [[list(e.key), e.name, list(e.shape), e.dtype] for e in self.entries],
+            "entries": [
+                [list(e.key), e.name, list(e.shape), e.dtype, e.is_added] for e in self.entries
+            ],
             "nodes": [[list(key), list(shape)] for key, shape in self.nodes],
             "flags": {name: list(key) for name, key in self.flags.items()},
             "done": None if self.done is None else list(self.done),
@@ -118,11 +141,16 @@ class StepEntries:
     def from_json(cls, value: Any) -> "StepEntries":
         """Return what `to_json` has returned."""
         return cls(
-            tuple(Entry(tuple(k), name, tuple(s), d) for k, name, s, d in value["entries"]),
+            tuple(Entry(tuple(k), name, tuple(s), *more) for k, name, s, *more in value["entries"]),
             tuple((tuple(key), tuple(shape)) for key, shape in value["nodes"]),
             {name: tuple(key) for name, key in value["flags"].items()},
             None if value["done"] is None else tuple(value["done"]),
         )
+
+    @property
+    def keys(self) -> set[Key]:
+        """Keys of the entries."""
+        return {entry.key for entry in self.entries}
 
     def name_of(self, key: Key | None) -> str | None:
         """Return the name of an entry; None: there is no such entry."""
@@ -130,7 +158,7 @@ class StepEntries:
 
     def declared(self) -> dict[str, Any]:
         """Return the declaration of the fields, for `sqlbuffer.ReplayBuffer`."""
-        fields = {e.name: (e.dtype, e.shape) for e in self.entries if e.is_field}
+        fields = {e.name: e.declared() for e in self.entries if e.is_field}
         observed = [root for root, _ in self.followed()]
         return {"fields": fields, **({"observation_fields": observed} if observed else {})}
 
@@ -142,6 +170,7 @@ class StepEntries:
             (entry.name, after.name)
             for entry, after in pairs
             if after is not None
+            and not (entry.is_added or after.is_added)
             and after.name == f"{NEXT}_{entry.name}"
             and (after.shape, after.dtype) == (entry.shape, entry.dtype)
             and after.key not in self.flags.values()
@@ -184,12 +213,14 @@ class StepEntries:
         """Return the entries of n steps by their names, as arrays of shape (n, *shape).
 
         Raises:
-            FieldError: An entry is missing, unknown, or of another shape or dtype.
+            FieldError: An entry is missing, or of another shape or dtype.
         """
-        n, columns = data.numel(), {}
-        unknown = set(_keys(data))
+        n, columns = data.batch_size.numel(), {}
+        unknown = set(keys_of(data))
         for entry in self.entries:
             if entry.key not in unknown:
+                if entry.is_added:
+                    continue
                 raise FieldError(
                     f"{_shown(entry.key)} is missing; the steps of this buffer have it. Give it "
                     f"with each step, or begin another buffer, without it"
@@ -203,11 +234,6 @@ class StepEntries:
                     f"step, got {dtype} of shape {shape}; convert it before"
                 )
             columns[entry.name] = value.detach().cpu().numpy().reshape(n, *shape)
-        if unknown:
-            raise FieldError(
-                f"{', '.join(map(_shown, sorted(unknown)))}: the steps of this buffer do not have "
-                f"it; leave it out with data.exclude(...), or begin another buffer with it"
-            )
         for name, key in self.flags.items():
             values = columns[str(self.name_of(key))].reshape(n)
             columns[name] = values.astype(np.float64 if name == "reward" else np.bool_)
@@ -245,9 +271,17 @@ class StepEntries:
         return data
 
 
-def _keys(data: TensorDictBase) -> list[Key]:
-    keys = (key if isinstance(key, tuple) else (key,) for key in data.keys(True, True))
+def keys_of(data: TensorDictBase) -> list[Key]:
+    """Return the keys of the entries that are stored."""
+    keys = map(tuple_of, data.keys(True, True, is_leaf=is_leaf_nontensor))
     return [key for key in keys if key not in OF_A_DRAW]
+
+
+def _entry(key: Key, value: Any, name: str, n_dims: int, *, is_added: bool = False) -> Entry:
+    entry = Entry(key, name, tuple(value.shape[n_dims:]), _dtype_name(key, value), is_added)
+    if 0 in entry.shape:
+        raise FieldError(f"{_shown(key)} has no elements; leave it out")
+    return entry
 
 
 def _shown(key: Key) -> str:
@@ -292,7 +326,8 @@ def _field_name(key: Key, taken: Mapping[Key, str]) -> str:
         name = re.sub(r"\W", "_", "_".join(key)).lstrip("_") or "entry"
         if not name.isidentifier():
             name = f"entry_{name}"
-    used = {*taken.values(), *BUILT_IN, *RESERVED}
+    # A field `done` makes draws of transitions ask what it means.
+    used = {*taken.values(), *BUILT_IN, *RESERVED, "done"}
     while name in used or name.endswith("_lens") or keyword.iskeyword(name):
         name += "_"
     return name
@@ -302,8 +337,7 @@ def _nodes(data: TensorDictBase, n_dims: int) -> Iterator[tuple[Key, tuple[int, 
     for key in data.keys(True):
         value = data.get(key)
         if is_tensor_collection(value) and value.batch_dims > n_dims:
-            place = key if isinstance(key, tuple) else (key,)
-            yield place, tuple(value.batch_size[n_dims:])
+            yield tuple_of(key), tuple(value.batch_size[n_dims:])
 
 
 @dataclass(frozen=True)
@@ -425,10 +459,10 @@ class Runs:
 
 def groups_of(data: TensorDictBase) -> tuple[Integers, bool]:
     """Return row, environment and trajectory of each step, and whether they have trajectories."""
-    n, n_times = data.numel(), data.batch_size[-1]
+    n, n_times = data.batch_size.numel(), data.batch_size[-1]
     groups = np.zeros((n, 3), np.int64)
     groups[:, 0] = np.repeat(np.arange(n // n_times), n_times)
-    keys = _keys(data)
+    keys = keys_of(data)
     for place, key in ((1, ENVIRONMENT), (2, TRAJECTORY)):
         if key in keys and data.get(key).numel() == n:
             groups[:, place] = data.get(key).cpu().numpy().reshape(n)
