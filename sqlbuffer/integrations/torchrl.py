@@ -108,7 +108,7 @@ class _These(Sampler):
 
 _ARGUMENTS = (
     "url", "name", "create", "example", "batch_size", "transform", "prefetch", "device",
-    "generator", "n_steps", "gamma", "slice_len", "sampler", "alpha", "beta", "eps",
+    "generator", "n_steps", "gamma", "slice_len", "sampler", "beta", "eps",
     "priority_key", "task_id", "agent_id", "session_id", "model_version", "mirror",
 )  # fmt: skip
 _OF_TORCHRL = {
@@ -198,8 +198,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         gamma: Discount of one step; give that of the loss. It is required if `n_steps` is above 1.
         slice_len: Draw slices of this many steps that follow each other.
         sampler: A sampler of sqlbuffer that chooses the steps; uniform with replacement if omitted.
-        alpha: Exponent of priorities; None: the steps have none. It is stored.
-        beta: Exponent of the weights; required with `alpha` in a process that draws.
+        beta: Exponent of the weights of priorities. A process that draws gives it with the setting
+            `alpha`.
         eps: Number that is added to each priority.
         priority_key: Entry that `update_tensordict_priority` reads.
         task_id: Task of all its episodes; each episode's own id if omitted.
@@ -209,7 +209,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         mirror: True draws from a mirror, False by SQL. A dict has arguments of
             `sqlbuffer.ReplayBuffer.mirror`, such as `{"max_bytes": 2**30}`.
         **settings: Other settings of `sqlbuffer.ReplayBuffer`, such as `max_capacity` and
-            `compression`.
+            `compression`. With `alpha`, the exponent of priorities, the steps have priorities.
 
     Attributes:
         model_version: Version of the model that acts. It is stored with the steps; None: it is not
@@ -264,7 +264,6 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         gamma: float | None = None,
         slice_len: int | None = None,
         sampler: Sampler | None = None,
-        alpha: float | None = None,
         beta: float | None = None,
         eps: float = 1e-8,
         priority_key: str = "td_error",
@@ -278,6 +277,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         check_arguments(settings)
         if batch_size is not None:
             checked_integer(batch_size, "batch_size", 1)
+        alpha = settings.get("alpha")
         sampler = checked_sampler(sampler, alpha, beta)
         self._options = checked_options(n_steps, gamma, slice_len, batch_size)
         super().__init__(
@@ -290,7 +290,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         self._mirror_options: Mapping[str, Any] | None = (
             None if mirror is False else {} if mirror is True else dict(mirror)
         )
-        priorities: dict[str, Any] = {} if alpha is None else {"priorities": True, "alpha": alpha}
+        priorities: dict[str, Any] = {} if alpha is None else {"priorities": True}
         self._place: dict[str, Any] = {"url": url, "name": name}
         self._create, self._settings = create, {**settings, **priorities}
         self._own_sampler, self._beta = sampler, beta
@@ -357,12 +357,13 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
                 self._reopen()
 
     def _reopen(self) -> None:
-        self._entries = None
-        if self._buffer is not None and not is_memory(resolve_url(self._place["url"])):
-            self._buffer.close()
-            self._buffer = None
-        self._close_mirror()
-        self._is_made()
+        with self._draw_lock:
+            self._close_mirror()
+            self._entries = None
+            if self._buffer is not None and not is_memory(resolve_url(self._place["url"])):
+                self._buffer.close()
+                self._buffer = None
+            self._is_made()
 
     def _add_entries(self, data: TensorDictBase) -> None:
         """Give the steps the entries that a batch has in addition; earlier steps have zeros."""
@@ -632,8 +633,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         """Return a draw, and its numbers and weights; TorchRL's `sample` calls it."""
         n = checked_integer(batch_size, "batch_size", 1)
         with self._draw_lock:
-            batch = self._drawn(n)
-        data, info = self._made(batch, n)
+            data, info = self._made(self._drawn(n), n)
         if len(self._transform):
             with data.unlock_(), _set_dispatch_td_nn_modules(True):
                 data = self._transform(data)
@@ -662,7 +662,12 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         # The generator of torch repeats the draws, as those of TorchRL.
         seed = int(torch.randint(2**31 - 1, (), generator=self._rng))
         options: dict[str, Any] = {"seed": seed, "replace": True}
-        if buffer.alpha is not None and self._own_sampler is None and self._beta is not None:
+        if self._own_sampler is None and self._settings.get("alpha") is not None:
+            if self._beta is None:
+                raise BufferConfigError(
+                    f"draws by priority need beta=..., such as 0.4, next to "
+                    f"alpha={self._settings['alpha']}; leave both out to draw uniformly"
+                )
             self._own_sampler = PrioritizedSampler(beta=self._beta, normalize="buffer", seed=seed)
         if self._own_sampler is not None:
             options = {"sampler": self._own_sampler}

@@ -115,6 +115,18 @@ def test_entries_that_come_later_are_zeros_before(schema_url):
     assert again.sample()["next", "loc"].shape == (64, 3)
 
 
+def test_entries_may_come_later_in_memory_too():
+    ours = SQLReplayBuffer("sqlite://", batch_size=4)
+    data = Envs("flat").steps(5)
+    ours.extend(data.exclude("action"))
+    ours.sample()
+    ours.extend(data)
+    assert torch.equal(
+        ours[:]["action"], torch.cat([torch.zeros_like(data["action"]), data["action"]])
+    )
+    assert ours.sample()["action"].shape == (4, 3)
+
+
 def test_names_that_the_library_uses_are_kept_apart():
     keys = ["state", "step", "reward", "next_x", "x", "obs_lens", "class", "_reset", "5", "a b"]
     data = TensorDict({key: torch.rand(6) for key in keys}, [6])
@@ -180,6 +192,10 @@ def test_priorities_are_refused_where_there_are_none():
     ours.update_tensordict_priority(ours.sample())  # as a buffer of TorchRL
     with pytest.raises(FieldError, match="has no priorities; open it with alpha"):
         ours.update_priority([1], [2.0])
+    without_beta = SQLReplayBuffer("sqlite://", alpha=0.5)
+    without_beta.extend(Envs("flat").steps(4))
+    with pytest.raises(BufferConfigError, match="draws by priority need beta="):
+        without_beta.sample(2)
     with_priorities = SQLReplayBuffer("sqlite://", alpha=0.5, beta=0.5, batch_size=2)
     with_priorities.extend(Envs("flat").steps(4))
     drawn = with_priorities.sample()
