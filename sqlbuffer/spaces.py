@@ -263,19 +263,26 @@ class Spaces:
 
     @cached_property
     def structure(self) -> Structure | None:
-        """How the fields are nested; None if neither space has parts."""
+        """How the fields are nested; None if neither space has parts.
+
+        :meta private:
+        """
         trees = {root: self.tree(root) for root in self._trees}
         nested = {root: tree for root, tree in trees.items() if not isinstance(tree, str)}
         return Structure(nested) if nested else None
 
     def tree(self, root: str) -> Any:
-        """Return the names of the fields of `obs` or `action`, in dicts and tuples as in the
-        space.
+        """Return the names of the fields of `obs` or `action`, nested as in the space.
+
+        :meta private:
         """
         return _mapped(self._trees[root], lambda field: field.name)
 
     def fields_of(self, root: str) -> dict[str, SpaceField]:
-        """Return the fields of the observation (`obs`) or the action (`action`) by name."""
+        """Return the fields of the observation (`obs`) or the action (`action`) by name.
+
+        :meta private:
+        """
         return {field.name: field for field in leaves_of(self._trees[root])}
 
     def to_json(self) -> dict[str, Any]:
@@ -301,7 +308,10 @@ class Spaces:
         )
 
     def differences(self, stored: "Spaces | None") -> list[str]:
-        """Return how these spaces differ from stored ones, a line for each of the two."""
+        """Return how these spaces differ from stored ones, a line for each of the two.
+
+        :meta private:
+        """
         lines = []
         for name, node in self._nodes.items():
             other = None if stored is None else stored._nodes[name]
@@ -625,10 +635,12 @@ def _encoded(values: NDArray[Any]) -> Any:
 
 
 def _number(value: Any) -> Any:
-    plain = value.item()
-    if isinstance(plain, float) and not np.isfinite(plain):
-        return str(plain)  # JSON has no infinity
-    return plain
+    if value.dtype.kind != "f":
+        return value.item()
+    if not np.isfinite(value):
+        return str(float(value))  # JSON has no infinity
+    shortest = float(str(value))  # 4.8 of a float32, which is 4.800000190734863
+    return shortest if value.dtype.type(shortest) == value else float(value)
 
 
 def _decoded(encoded: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -468,6 +468,8 @@ class Batch(Mapping[str, Any]):
         ['seq', 'obs']
         >>> batch.to_torch().obs.dtype, batch.to("cpu").info["seq"].dtype
         (torch.float64, dtype('int64'))
+        >>> batch.to_tensordict().batch_size  # doctest: +SKIP
+        torch.Size([2])
     """
 
     def __init__(

@@ -17,7 +17,7 @@ MODULES += ["sqlbuffer.integrations.sb3", "sqlbuffer.integrations.torchrl", "sql
 COMPAT = ["aworld", "ding", "memmap", "minestudio"]
 # Calls return them; users do not import them.
 RETURNED = {"sqlbuffer.stats.Stats", "sqlbuffer.stats.Distribution"}
-RETURNED |= {"sqlbuffer.rate_limits.FlowState"}
+RETURNED |= {"sqlbuffer.rate_limits.FlowState", "sqlbuffer.spaces.Spaces"}
 # Values that are neither classes nor functions.
 DATA = {"sqlbuffer.llm.LLM_FIELDS"}
 # They refuse nothing.

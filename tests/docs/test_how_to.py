@@ -124,6 +124,13 @@ def test_episodes(read):
     assert page.names["episode"].episode_return == 5.0
 
 
+def test_structured_observations_are_nested_as_the_page_shows(read):
+    page = read("docs/how-to/use-structured-observations.md")
+    assert page.names["batch"].obs["arm"][1].shape == (16,)
+    with ReplayBuffer(SQLITE_URL, "robot") as robot:
+        assert robot.spaces.observation == page.names["Robot"].observation_space
+
+
 def test_environments_are_recorded_as_the_page_shows(read):
     page = read("docs/how-to/record-an-environment.md")
     page.names["env"].close()

@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer import BufferConfig, ReplayBuffer
+from sqlbuffer import BufferConfig, ReplayBuffer, fields_from_env
 from sqlbuffer.aio import AsyncReplayBuffer
 from sqlbuffer.errors import FieldError
-from sqlbuffer.spaces import Spaces
+from sqlbuffer.interchange import export_parquet, import_parquet
+from sqlbuffer.spaces import Spaces, values_of_one
 
 BOX = spaces.Box(-1, 1, (3,))
 GO = spaces.Discrete(4)
@@ -52,6 +54,7 @@ def multi_discrete(shape, seed):
 
 fixed = st.one_of(
     boxes(),
+    st.builds(spaces.Discrete, st.integers(1, 99), dtype=st.just(np.int16)),
     st.builds(spaces.Discrete, st.integers(1, 10**12), start=st.integers(-5, 5)),
     st.builds(multi_discrete, st.sampled_from([(2,), (3, 3), (80,)]), st.integers(0, 9)),
     st.builds(spaces.MultiBinary, st.sampled_from([4, (4,), (2, 3)])),
@@ -77,6 +80,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(nested, fixed)
 def test_json_brings_every_space_back(observation, action):
     made = Spaces(observation, action)
@@ -123,6 +127,37 @@ def test_a_buffer_keeps_its_spaces(buffer_url):
         pass
     with ReplayBuffer(buffer_url, "none", fields=FIELDS) as plain:
         assert plain.spaces is None
+
+
+def test_every_kind_of_space_goes_through_a_database_and_files(buffer_url, tmp_path):
+    tiny = np.float64(5e-324)
+    observation = spaces.Dict(
+        {
+            "größe 1": spaces.Box(
+                np.array([-np.inf, -tiny]), np.array([np.inf, 1.7e308]), (2,), "f8"
+            ),
+            "uint": spaces.Box(0, 2**64 - 1, (), np.uint64),
+            "note": spaces.Text(9, charset="ä'\"\\\n"),
+            "graph": spaces.Graph(BOX, spaces.Discrete(3, start=-7)),
+            2: spaces.Tuple([spaces.Sequence(BOX, stack=True), spaces.MultiDiscrete([[2, 3]])]),
+        }
+    )
+    declared = fields_from_env(SimpleNamespace(observation_space=observation, action_space=GO))
+    with ReplayBuffer(buffer_url, "one", **declared) as buffer:
+        buffer.extend({name: [one[0]] for name, one in values(declared, observation).items()})
+        export_parquet(buffer, tmp_path / "files")
+    with ReplayBuffer(buffer_url, "one") as again:
+        assert again.spaces.observation == observation
+        assert again.sample_arrays(1).obs[2][1].shape == (1, 1, 2)
+    import_parquet(tmp_path / "files", buffer_url, "imported")
+    with ReplayBuffer(buffer_url, "imported") as imported:
+        assert imported.spaces == declared["spaces"]
+        assert imported.sample_arrays(1).obs["note"].shape == (1,)
+
+
+def values(declared, observation):
+    found = {"action": np.array([0])}
+    return found | values_of_one(declared["spaces"].fields_of("obs"), observation.sample())
 
 
 def test_a_buffer_for_asyncio_has_them_too(buffer_url):
@@ -190,6 +225,8 @@ with ReplayBuffer(sys.argv[1]) as buffer:
 """
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_without_gymnasium_uses_the_buffer(sqlite_url):
     given = {"observation": spaces.Dict({"a b": BOX, "c": GO}), "action": GO}
     fields = {"obs_a_b": ("float32", (3,)), "obs_c": "int64", "action": "int64"}

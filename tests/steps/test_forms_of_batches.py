@@ -126,3 +126,9 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, library,
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{library}\]'"):
         convert()
+
+
+def test_tensordict_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    with pytest.raises(MissingExtraError, match="run `pip install tensordict`"):
+        BATCH.to_tensordict()

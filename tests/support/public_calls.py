@@ -54,8 +54,8 @@ MADE = {
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
-    "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
-    "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
+    "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Spaces",
+    "Stats", "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
     "Transaction", "Work", "WorkItem",
 }  # fmt: skip
 SAMPLERS = (
