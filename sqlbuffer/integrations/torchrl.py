@@ -476,9 +476,12 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
     def _end(self, episodes: list[str]) -> None:
         """End episodes that may be gone, or have ended elsewhere."""
         buffer, _ = self._opened()
-        for episode in episodes:
-            with suppress(EpisodeRefusedError):
-                buffer.end_episodes([episode])
+        try:
+            buffer.end_episodes(episodes)
+        except EpisodeRefusedError:
+            for episode in episodes:
+                with suppress(EpisodeRefusedError):
+                    buffer.end_episodes([episode])
 
     def __len__(self) -> int:
         """Return the number of stored steps, of all processes."""

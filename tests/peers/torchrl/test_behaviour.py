@@ -1,5 +1,6 @@
 """What the buffer refuses, keeps and continues."""
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
     FieldError,
     InsufficientDataError,
+    MissingExtraError,
+    SchemaMissingError,
 )
 from sqlbuffer.integrations.torchrl import SQLReplayBuffer
 from tests.peers.torchrl.steps import Envs, assert_equal
@@ -59,6 +62,16 @@ def test_an_example_makes_the_buffer_at_once(schema_url):
 def test_a_missing_buffer_is_refused_where_it_may_not_be_made(schema_url):
     with pytest.raises(BufferNotFoundError):
         SQLReplayBuffer(schema_url, create=False)
+
+
+def test_a_new_database_is_made_as_the_argument_create_says(database_url):
+    if database_url.startswith("sqlite"):
+        SQLReplayBuffer(database_url).extend(Envs("flat").steps(2))
+    else:
+        with pytest.raises(SchemaMissingError):
+            SQLReplayBuffer(database_url)
+        SQLReplayBuffer(database_url, create=True).extend(Envs("flat").steps(2))
+    assert len(SQLReplayBuffer(database_url, create=False)) == 2
 
 
 @pytest.mark.parametrize(
@@ -345,3 +358,10 @@ def test_open_episodes_end_with_the_process(schema_url):
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
     assert {s for (s,) in run(schema_url, "SELECT status FROM v_episodes")} == {"complete"}
+
+
+def test_a_missing_torchrl_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)
+    monkeypatch.delitem(sys.modules, "sqlbuffer.integrations.torchrl")
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[torchrl\]'"):
+        importlib.import_module("sqlbuffer.integrations.torchrl")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torchrl.collectors import Collector, MultiCollector
+from torchrl.collectors import AsyncBatchedCollector, Collector, MultiCollector
 from torchrl.data import LazyTensorStorage, OneHot, TensorDictReplayBuffer
 from torchrl.data.postprocs import MultiStep
 from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
@@ -161,6 +161,24 @@ def test_collectors_in_other_processes_share_it(schema_url):
     assert ours.sample()["observation"].shape == (32, 4)
     ids = ours[:]["collector", "traj_ids"].unique()
     assert sum(n for _, n, _ in run(schema_url, EPISODES)) == len(ids)
+
+
+def test_environments_that_come_in_any_order_have_episodes_of_their_own(schema_url):
+    ours = SQLReplayBuffer(schema_url)
+    collector = AsyncBatchedCollector(
+        create_env_fn=[make_env] * 3, policy=explorer(network()), frames_per_batch=40,
+        total_frames=240, replay_buffer=ours, env_backend="threading",
+    )  # fmt: skip
+    for _ in collector:
+        pass
+    collector.shutdown()
+    ours.close()
+    stored = ours[:]
+    n_done = int(stored["next", "done"].sum())
+    ((status, n, total),) = run(schema_url, EPISODES)
+    assert (status, total) == ("complete", 240)
+    assert n_done <= n <= n_done + 3
+    assert set(stored["env_index"].tolist()) == {0, 1, 2}
 
 
 def test_two_collectors_of_one_process_do_not_continue_each_other(schema_url):
