@@ -217,7 +217,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
 
     Raises:
         BufferConfigError: `n_steps` without `gamma`; an argument of TorchRL's buffers that has no
-            meaning here; or the buffer is stored with other settings.
+            meaning here; the buffer is stored with other settings, or another class has stored its
+            steps.
         BufferNotFoundError: There is no such buffer, and `create` is False.
         FieldError: The buffer is stored with other entries than those of `example`.
         StorageUnreachableError: The database does not answer; see `sqlbuffer.ReplayBuffer` for
@@ -343,14 +344,20 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
                 return False
         document = self._buffer.documents.get(DOCUMENT)
         if document is None:
+            if len(self._buffer):
+                raise BufferConfigError(
+                    f"buffer {self._place['name']!r} has steps that no SQLReplayBuffer of TorchRL "
+                    f"has stored; take another name, or draw from it with "
+                    f"sqlbuffer.ReplayBuffer and batch.to_tensordict()"
+                )
             return False
         self._entries = StepEntries.from_json(document.value)
         self._version, self._looked_at = document.version, time.monotonic()
         return True
 
-    def _look(self) -> None:
-        """Begin again with the entries that another process has added."""
-        if time.monotonic() - self._looked_at > COUNT_S:
+    def _look(self, age_s: float = COUNT_S) -> None:
+        """Begin again with the entries that another process has added, after some seconds."""
+        if time.monotonic() - self._looked_at > age_s:
             self._looked_at = time.monotonic()
             document = self.buffer.documents.get(DOCUMENT)
             if document is not None and document.version != self._version:
@@ -384,7 +391,12 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         """Make the buffer with the entries of a batch."""
         entries = StepEntries.of(data)
         settings: Any = {**self._settings, **entries.declared()}
-        buffer = ReplayBuffer(**self._place, create=self._create, **settings)
+        try:
+            buffer = ReplayBuffer(**self._place, create=self._create, **settings)
+        except FieldError:  # another process was first, with other entries
+            if self._is_made():
+                return
+            raise
         with suppress(DocumentChangedError):  # another process was first
             buffer.documents.put(DOCUMENT, entries.to_json(), version=0)
         self._buffer = buffer
@@ -775,6 +787,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         """
         if isinstance(index, str) or (isinstance(index, tuple) and isinstance(index[0], str)):
             return self[:].get(index)
+        self._opened()
+        self._look(0.0)
         buffer, entries = self._opened()
         if isinstance(index, slice):
             if index != slice(None):

@@ -97,6 +97,25 @@ def test_other_entries_are_refused_by_name_and_store_nothing(schema_url, change,
     assert len(ours) == 4
 
 
+def test_a_buffer_of_another_class_is_refused_with_what_to_do(schema_url):
+    with sqlbuffer.ReplayBuffer(schema_url, "recorded", fields={"obs": "float32"}) as recorded:
+        recorded.extend({"obs": [1.0]})
+    with pytest.raises(BufferConfigError, match=r"take another name, or draw from it with"):
+        SQLReplayBuffer(schema_url, "recorded")
+    sqlbuffer.ReplayBuffer(schema_url, "fields", fields={"obs": "float32"}).close()
+    with pytest.raises(FieldError, match="obs"):
+        SQLReplayBuffer(schema_url, "fields").extend(Envs("flat").steps(2))
+
+
+def test_two_processes_may_begin_with_other_entries(schema_url):
+    one, other = (SQLReplayBuffer(schema_url) for _ in range(2))
+    data = Envs("flat").steps(3)
+    data["loc"] = torch.ones(3, 2)
+    one.extend(Envs("flat").steps(3))
+    assert other.extend(data).tolist() == [4, 5, 6]
+    assert one[:]["loc"].sum() == other[:]["loc"].sum() == 6
+
+
 def test_entries_that_cannot_be_fields_are_refused_at_once():
     ours = SQLReplayBuffer("sqlite://")
     with pytest.raises(FieldError, match="'nothing' has no elements"):
