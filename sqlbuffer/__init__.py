@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.batches.hindsight import HindsightGoals
     from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
     from sqlbuffer.config import BufferConfig, Connection
     from sqlbuffer.copying import CopyReport
@@ -43,14 +44,17 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
     from sqlbuffer.storage.sampling.candidates import Candidates
+    from sqlbuffer.vector_writer import VectorWriter
 
 _HOME = {
     **dict.fromkeys(("ReplayBuffer", "Snapshot", "Transaction"), "buffer"),
     **dict.fromkeys(("BufferConfig", "Connection"), "config"),
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
+    "VectorWriter": "vector_writer",
     "FieldSpec": "fields",
     "fields_from_env": "spaces",
+    "HindsightGoals": "batches.hindsight",
     "LeasedBatch": "front.leasing",
     **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
@@ -115,6 +119,7 @@ __all__ = [
     "Experience",
     "FieldSpec",
     "FifoSampler",
+    "HindsightGoals",
     "LatestSampler",
     "LeasedBatch",
     "Loader",
@@ -140,6 +145,7 @@ __all__ = [
     "TaskList",
     "TaskSampler",
     "Transaction",
+    "VectorWriter",
     "Work",
     "WorkItem",
     "fields_from_env",

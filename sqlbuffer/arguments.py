@@ -168,16 +168,13 @@ def checked_reason(reason: Any) -> str | None:
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 
 
-def checked_batch_size(
-    batch_size: Any, sampler: Any = None, least: int = 0, *, replace: bool = False
-) -> int:
-    """Return a number of rows to draw; one of more than 64 bits means all of them.
+def checked_batch_size(batch_size: Any, sampler: Any = None, *, replace: bool = False) -> int:
+    """Return a number of rows to draw, from 1 on; one of more than 64 bits means all of them.
 
     Args:
         batch_size: The argument.
         sampler: What draws them. If it returns a row several times, there are always enough, so
             the number has a limit.
-        least: Smallest number.
         replace: Without a sampler they are drawn with replacement.
 
     Raises:
@@ -187,8 +184,8 @@ def checked_batch_size(
         replace = bool(getattr(sampler, "replace", False))
     if replace:
         more = ", in a batch that is drawn with replacement"
-        return checked_integer(batch_size, "batch_size", least, MOST_REPLACED, more=more)
-    return checked_count(batch_size, "batch_size", least)
+        return checked_integer(batch_size, "batch_size", 1, MOST_REPLACED, more=more)
+    return checked_count(batch_size, "batch_size", 1)
 
 
 def checked_sampler(value: Any) -> Sampler:
@@ -367,3 +364,19 @@ def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, 
         )
         for key, task in zip(ids, tasks, strict=True)
     ]
+
+
+def keys_of_envs(keys: Any, name: str, n_envs: int) -> Sequence[Any]:
+    """Return the key of each environment; one for all may be given.
+
+    Raises:
+        FieldError: A list of another length.
+    """
+    if keys is None or isinstance(keys, str) or not isinstance(keys, (Sequence, np.ndarray)):
+        return [keys] * n_envs
+    if len(keys) != n_envs:
+        raise FieldError(
+            f"{name}: expected one key for all, or one for each of {n_envs} environments, got "
+            f"{len(keys)}"
+        )
+    return list(keys)

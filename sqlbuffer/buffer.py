@@ -24,14 +24,17 @@ from sqlbuffer.arguments import (
     checked_task_id,
     checked_window,
     is_condition,
+    keys_of_envs,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.checks import (
     checked_callable,
     checked_choice,
     checked_flag,
     checked_instance,
     checked_integer,
+    checked_names,
     checked_seconds,
     refused,
 )
@@ -50,6 +53,7 @@ from sqlbuffer.config import (
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer, merge_options
 from sqlbuffer.encoding.columns import decode_step
+from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
@@ -88,6 +92,7 @@ from sqlbuffer.steps import (
     whole_step,
 )
 from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.database.engine import log_default
 from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import (
@@ -103,6 +108,7 @@ from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnFlat, OnLat
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.vector_writer import VectorWriter
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
@@ -118,9 +124,10 @@ class ReplayBuffer:
 
     Args:
         url: Database URL, path of a SQLite file, SQLAlchemy URL or Engine. The default is the
-            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`. A SQLite URL with
-            `?mode=ro` or `?immutable=1` refuses writes.
-        name: Name of the buffer; one database holds many buffers.
+            environment variable `SQLBUFFER_URL`, else `sqlite:///sqlbuffer.db`, and a warning is
+            logged once. A SQLite URL with `?mode=ro` or `?immutable=1` refuses writes.
+        name: Name of the buffer; one database holds many buffers. If a new one has nearly the name
+            of another, that is logged once as a warning.
         create: True creates a missing schema and a missing buffer; False creates neither. By
             default a missing buffer is created, and the schema of a new SQLite file.
         config: Stored settings of the buffer, as a model. A new buffer gets them. If the buffer
@@ -175,6 +182,8 @@ class ReplayBuffer:
         rebuilders = _rebuilders(state_type, action_type)
         config, connection = with_settings(config, connection, settings)
         store = BufferStore.open(url, name, config, create=create, options=connection)
+        if url is None:
+            log_default(store.url, name)
         self._types = (state_type, action_type)
         self._compose(store, rebuilders)
 
@@ -225,7 +234,8 @@ class ReplayBuffer:
     def close(self) -> None:
         """Store the pending steps, then close this process's idle connections to the database.
 
-        A later call opens new connections.
+        Afterwards draws and leases of this object are refused, also those of its mirrors, loaders
+        and mixtures. Other calls open new connections.
 
         Raises:
             StorageError: The pending steps could not be stored; they stay pending.
@@ -639,6 +649,59 @@ class ReplayBuffer:
         both = its if node == EVERYTHING else Group("all", (its, node))
         return self._reader_of[self._store].episode(both)
 
+    def vector_writer(
+        self,
+        n_envs: int,
+        /,
+        *,
+        task_id: str | Sequence[str] | None = None,
+        agent_id: str | Sequence[str] | None = None,
+        model_version: int | None = None,
+        session_id: str | None = None,
+        casting: Casting = "same_kind",
+        **meta: Any,
+    ) -> VectorWriter:
+        """Return a writer of the steps of several environments that act together.
+
+        It takes arrays of all environments, one step or T steps at a time, and owns the ids of
+        their episodes: where a step is `terminated` or `truncated`, its episode ends, and the next
+        step of that environment begins another one. The steps are stored within `flush_s`, in
+        chunks of each episode. Without `max_pending`, up to 256 steps of each environment may be
+        pending.
+
+        Args:
+            n_envs: Number of environments.
+            task_id: Task of the episodes, or one for each environment; each episode's own id if
+                omitted.
+            agent_id: Agent that acts, or one for each environment; `default` if omitted.
+            model_version: Version of the model that acts; the writer has it as an attribute.
+            session_id: Training session, in the same way.
+            casting: See `extend`.
+            **meta: See `episode`.
+
+        Raises:
+            ArgumentError: `n_envs` is not a number from 1 to 1,000,000.
+            FieldError: The buffer has no typed fields, or a key or meta cannot be stored.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
+            >>> with buffer.vector_writer(2, task_id="walk") as writer:
+            ...     writer.write({"obs": np.zeros((5, 2, 4)), "reward": np.ones((5, 2))})
+            >>> len(buffer)
+            10
+        """
+        n_envs = checked_integer(n_envs, "n_envs", 1, 1_000_000)
+        tasks = keys_of_envs(task_id, "task_id", n_envs)
+        agents = keys_of_envs(agent_id, "agent_id", n_envs)
+
+        def begin(i: int, version: int | None, session: str | None) -> EpisodeStart:
+            return self._writer.beginning(
+                tasks[i], agents[i], None, version, session, None, None, casting, meta
+            )
+
+        begin(0, model_version, session_id)  # an error is that of this call
+        return self._writer.vector(n_envs, begin, casting, model_version, session_id)
+
     def record(
         self,
         /,
@@ -648,10 +711,13 @@ class ReplayBuffer:
         agent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
+        info_fields: Sequence[str] = (),
+        reward_field: str | None = None,
+        reward: Callable[[Any], Any] | None = None,
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> Any:
-        """Return a gymnasium environment that behaves as `env` and stores every step it takes.
+        """Return an environment that behaves as `env` and stores every step it takes.
 
         Each episode of each environment is stored as one episode, with its final observation. It
         begins with its first step and ends when the environment reports its end. A `reset` in the
@@ -661,24 +727,40 @@ class ReplayBuffer:
 
         The newest step of an open episode is held back until the next call, which shows whether the
         episode was cut after it. `flush` does not store that step, and its `flush_s` begins with
-        the next call.
+        the next call. The environments of a vector may have 256 pending steps each, unless
+        `max_pending` was given.
+
+        A parallel environment of PettingZoo is stored as one episode with a step for all agents.
+        `mask_<agent>` is False where an agent does not act: its other fields are zeros there. The
+        episode ends when no agent is left, and is truncated if one was truncated in the last step.
 
         Args:
-            env: A gymnasium environment, single or vectorized. The buffer must have the fields that
-                `fields_from_env` reads from it, with or without `next_obs`. It may have more fields
-                if they have a default.
+            env: A gymnasium environment, single or vectorized, or a parallel one of PettingZoo. The
+                buffer must have the fields that `fields_from_env` reads from it, with or without
+                `next_obs`. It may have more fields if they have a default.
             task_id: Task of all its episodes; each episode's own id if omitted.
             agent_id: Agent that acts; `default` if omitted.
             model_version: Version of the model that acts. The returned environment has it as the
                 attribute `model_version`; a new value holds for the episodes that begin later.
             session_id: Training session, and the attribute `session_id` in the same way.
+            info_fields: Values of `info` to store, each in the field of its name. One of the
+                `observation_fields` is stored with the observation that `reset` or `step` returns
+                with it, another one with the step that returns it. Where `info` does not have it,
+                the field's default is stored.
+            reward_field: Field in which the reward is stored as the environment gives it, such as a
+                vector. `reward` is None then, unless the argument `reward` makes it.
+            reward: Function that makes the reward of a step, a number, of the reward that the
+                environment gives; for a vectorized environment, n numbers of n rewards; for several
+                agents, a number of the dict of their rewards, whose sum is the default.
             casting: See `extend`.
             **meta: See `episode`.
 
         Raises:
-            ArgumentError: `env` is not an environment of gymnasium.
+            ArgumentError: `env` is not an environment of gymnasium or PettingZoo, or an argument is
+                invalid.
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
-                stored. From `step`: a field cannot hold a value; the episodes are aborted.
+                stored. From `step`: a field cannot hold a value, or `info` lacks one; the episodes
+                are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
             FlowControlError: From `step`: too many steps are pending, and the rate limiter allowed
                 none in time. The environment did not take the step.
@@ -698,15 +780,21 @@ class ReplayBuffer:
             >>> len(buffer)
             1
         """
-        from sqlbuffer.recording import recorded
+        from sqlbuffer.recording import RecordedValues, recorded
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
-        self._writer.beginning(
-            task_id, agent_id, None, model_version, session_id, None, None, casting, meta
-        )
-        begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
+        names = tuple(checked_names(info_fields, "info_fields", "['action_mask', 'cost']"))
+        if reward_field is not None and not isinstance(reward_field, str):
+            raise refused(reward_field, "reward_field", "the name of a field")
+        if reward is not None:
+            checked_callable(reward, "reward", "a function of the environment's reward")
+        values = RecordedValues(names, reward_field, reward)
+        make_writer = partial(
+            self.vector_writer, task_id=task_id, agent_id=agent_id, model_version=model_version,
+            session_id=session_id, casting=casting, **meta,
+        )  # fmt: skip
+        return recorded(env, self, make_writer, values)
 
     def flush(self) -> None:
         """Store the pending steps now.
@@ -734,7 +822,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows; with replacement, at most 10,000,000.
+            batch_size: Number of rows, at least 1; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`,
                 all by default; also `adv_t` and `v_t`.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -745,6 +833,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
@@ -770,6 +859,7 @@ class ReplayBuffer:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Condition = None,
@@ -799,23 +889,31 @@ class ReplayBuffer:
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
-            fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
+            relabel: Goals in hindsight (HER); see `HindsightGoals`. Only transitions of episodes
+                that have ended are then drawn, with `n_step=1`.
+            fields: Declared fields to read, all by default; also `adv_t` and `v_t`. With `relabel`,
+                the goals are always read.
             sampler: Sampler that chooses the first steps; `RandomSampler(replace=True)` by default.
             condition: Condition that first steps must match.
 
         Returns:
             A batch of arrays of shape (batch_size, *shape): the fields, `reward` and `discount`
             (float32), `terminated`, and `next_<name>` for each observation field. `info` has
-            `episode`, `t` and `n_steps`, which is m.
+            `episode`, `t` and `n_steps`, which is m. With `relabel`, it has `relabelled`, which is
+            True for transitions with a new goal, and `goal_seq`, the `seq` of the step after which
+            that goal was achieved, -1 for the others.
 
         Raises:
-            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            ArgumentError: The batch size, the sampler, `n_step`, `gamma` or `relabel` is invalid;
+                or the function of `relabel` does not return rewards.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
-                omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
-                `skip_single` is False; or `stack` has a number of frames out of its range.
+                omitted; or a matching step has no episode, the buffer has no field `next_obs` or
+                `relabel` is given, and `skip_single` is False; or the buffer lacks a goal of
+                `relabel`; or `stack` has a number of frames out of its range.
             ArgumentError: `batch_size` or `n_step` is out of its range.
 
         Example:
@@ -831,6 +929,7 @@ class ReplayBuffer:
         form = TransitionForm.of(
             self._store.info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
             terminal_field=terminal_field, skip_single=checked_flag(skip_single, "skip_single"),
+            relabel=relabel,
         )  # fmt: skip
         return self._sampler.arrays(form, sampler, batch_size, self._conditions.node(condition))
 
@@ -902,6 +1001,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: The batch size, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
@@ -971,6 +1071,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n, the sampler, the converter or `strict` is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer tasks match, and `strict` is set.
@@ -1062,6 +1163,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: n or the sampler is invalid.
+            BufferConfigError: The buffer is closed.
             ConditionError: The condition is malformed.
 
         Example:
@@ -1109,6 +1211,7 @@ class ReplayBuffer:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         include_partial: bool = False,
         shuffle: bool = True,
         seed: int | None = None,
@@ -1147,6 +1250,7 @@ class ReplayBuffer:
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
             terminal_field: Field that marks the end of an episode; modes `transition` and `n_step`.
             skip_single: Leave out steps without an episode; modes `transition` and `n_step`.
+            relabel: Goals in hindsight (HER), as in `sample_transitions`; mode `transition`.
             include_partial: Include open and clipped episodes; mode `trajectory`.
             shuffle: False gives passes in the order of `seq`, one after the other.
             seed: Seed that repeats the same batches over the same live rows.
@@ -1178,7 +1282,8 @@ class ReplayBuffer:
             InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
                 finds no batch.
             BufferConfigError: Passes over a buffer with `max_use`, which counts each draw of a row;
-                or the mirror is of another buffer, or the buffer cannot be mirrored.
+                or the mirror is of another buffer, or the buffer cannot be mirrored; in the loop:
+                the loader or the buffer is closed.
             MirrorFullError: A mirror is opened, and the buffer does not fit into it.
             FieldError: A field is unknown, or names collide.
             MissingExtraError: A device is given, and torch is not installed.
@@ -1194,9 +1299,10 @@ class ReplayBuffer:
         options = LoaderOptions(
             mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
             burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
-            terminal_field=terminal_field, skip_single=skip_single, include_partial=include_partial,
-            shuffle=shuffle, seed=seed, drop_last=drop_last, replace=replace, sampler=sampler,
-            condition=condition, fields=fields, epochs=epochs, shard=shard, even=even,
+            terminal_field=terminal_field, skip_single=skip_single, relabel=relabel,
+            include_partial=include_partial, shuffle=shuffle, seed=seed, drop_last=drop_last,
+            replace=replace, sampler=sampler, condition=condition, fields=fields, epochs=epochs,
+            shard=shard, even=even,
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
         if mirror is not False:
@@ -1355,7 +1461,8 @@ class ReplayBuffer:
         Raises:
             ArgumentError: An argument is invalid, or arguments exclude each other.
             ConditionError: The condition is malformed.
-            BufferConfigError: The buffer was made without `leases=True`.
+            BufferConfigError: The buffer was made without `leases=True`; or, at the start of the
+                block, it is closed.
             InsufficientDataError: At the start of the block: too few rows or groups were there in
                 time.
             FlowControlError: At the start of the block: the rate limiter did not admit the batch in

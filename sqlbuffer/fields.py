@@ -3,6 +3,8 @@
 import difflib
 import keyword
 import math
+import re
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
@@ -52,6 +54,58 @@ def near_name(name: object, known: Collection[str]) -> str | None:
         and (text.startswith(candidate) or candidate.startswith(text))
     ]
     return max(short, key=len, default=None)
+
+
+# Shorter words that differ by one letter are often two words: left and lift, sac and td3.
+_SHORTEST_WORD = 5
+
+
+def misspelt_name(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that another one is probably a misspelling of; None: there is none.
+
+    The two differ by case, separators or the form of their Unicode characters, or by one letter of
+    a word of at least five. Names with different numbers, such as those of runs, are different.
+
+    Example:
+        >>> misspelt_name("CartPole-v1", ["cartpole_v1"]), misspelt_name("experts", ["expert"])
+        ('cartpole_v1', 'expert')
+        >>> misspelt_name("run-2", ["run-1"]), misspelt_name("policy_b", ["policy_a"])
+        (None, None)
+    """
+    words = _words(name)
+    numbers = [word for word in words if word.isdigit()]
+    for candidate in known:
+        others = _words(candidate)
+        if candidate == name or [word for word in others if word.isdigit()] != numbers:
+            continue
+        if "".join(words) == "".join(others):
+            return candidate
+        differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+        if len(words) == len(others) and len(differing) == 1:
+            (ours, theirs) = differing[0]
+            if max(len(ours), len(theirs)) >= _SHORTEST_WORD and _is_one_slip(ours, theirs):
+                return candidate
+    return None
+
+
+def _words(name: str) -> list[str]:
+    """Return the words and the numbers of a name, without case and separators."""
+    return re.findall(r"[^\W\d_]+|\d+", unicodedata.normalize("NFKC", name).casefold())
+
+
+def _is_one_slip(a: str, b: str) -> bool:
+    """Return True if one letter too many, missing, wrong or in the place of its neighbour makes one
+    word of the other.
+    """
+    pairs = enumerate(zip(a, b, strict=False))
+    n = next((n for n, (ours, theirs) in pairs if ours != theirs), min(len(a), len(b)))
+    rest, other = a[n:], b[n:]
+    return (
+        rest[1:] == other[1:]
+        or rest[1:] == other
+        or rest == other[1:]
+        or (rest[:2] == other[1::-1] and rest[2:] == other[2:])
+    )
 
 
 # Real columns of every buffer, never declared.

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args, overload
 
 import numpy as np
 
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import (
     checked_choice,
@@ -21,7 +22,15 @@ from sqlbuffer.checks import (
 from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.loader import Loader, Output, joined
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
-from sqlbuffer.loading.plans import BatchSource, LoaderRun, Progress, is_count, own_sampler
+from sqlbuffer.loading.plans import (
+    BatchSource,
+    LoaderRun,
+    Progress,
+    is_count,
+    knows_sampler,
+    own_sampler,
+    sampler_progress,
+)
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps import Batch
 
@@ -143,6 +152,7 @@ class Mixture:
 
         Raises:
             ArgumentError: The batch size or the sampler is invalid.
+            BufferConfigError: A buffer is closed.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
             FieldError: A field is unknown.
@@ -159,6 +169,7 @@ class Mixture:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Any = None,
@@ -167,6 +178,7 @@ class Mixture:
 
         Raises:
             ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
+            BufferConfigError: A buffer is closed.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
@@ -177,6 +189,7 @@ class Mixture:
             "stack": stack,
             "terminal_field": terminal_field,
             "skip_single": skip_single,
+            "relabel": relabel,
             "fields": fields,
             "condition": condition,
         }
@@ -234,7 +247,7 @@ class Mixture:
         return f"Mixture({self.weights})"
 
     def _sample(self, batch_size: int, sampler: Sampler | None, options: dict[str, Any]) -> Batch:
-        n = checked_integer(batch_size, "batch_size", 0)
+        n = checked_integer(batch_size, "batch_size", 1)
         draw = self._draw(self._options({**options, "sampler": sampler}))
         uniform = RandomSampler(replace=True)
         samplers = [uniform if sampler is None else sampler] * len(self._buffers)
@@ -294,8 +307,7 @@ class _MixedSource:
             counts, behind = split(n, _normalised(weights), credits)
             batches = self._draw_each(samplers, counts, path)
             if all(batch.n_rows == n for batch, n in zip(batches, counts, strict=True)):
-                if n:
-                    samplers[0].handed_out()  # the others are it, or copies
+                samplers[0].handed_out()  # the others are it, or copies
                 return joined(batches, list(self.weights)), behind
             self._give_back(batches, counts)
             empty = [i for i, batch in enumerate(batches) if counts[i] and not batch.n_rows]
@@ -356,16 +368,21 @@ class _MixedDraws:
     def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
         n_sources = len(self.draw.sources)
-        samplers = [own_sampler(self.sampler, self.replace, run.seed) for _ in range(n_sources)]
+        samplers = [
+            own_sampler(self.sampler, self.replace, run.seed, progress) for _ in range(n_sources)
+        ]
         credits = progress.get("credits", [0.0] * n_sources)
         for number in count(progress.get("batch", 0)):
             path = (*run.path, number)
             batch, credits = self.draw(samplers, self.batch_size, path, credits)
-            yield batch, {"batch": number + 1, "credits": credits}
+            behind = sampler_progress(self.sampler, samplers[0])
+            yield batch, {"batch": number + 1, "credits": credits, **behind}
 
     def begin(self, run: LoaderRun) -> Progress:
         """Return the progress before the first batch."""
-        return {"batch": 0, "credits": [0.0] * len(self.draw.sources)}
+        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        credits = [0.0] * len(self.draw.sources)
+        return {"batch": 0, "credits": credits, **sampler_progress(self.sampler, sampler)}
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of these draws."""
@@ -373,11 +390,12 @@ class _MixedDraws:
             return True
         credits = progress.get("credits")
         return (
-            set(progress) == {"batch", "credits"}
+            set(progress) - {"sampler"} == {"batch", "credits"}
             and is_count(progress["batch"])
             and isinstance(credits, list)
             and len(credits) == len(self.draw.sources)
             and all(isinstance(credit, float) and math.isfinite(credit) for credit in credits)
+            and knows_sampler(self.sampler, progress)
         )
 
     def n_batches(self) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_flag, refused
+from sqlbuffer.checks import checked_dict, checked_flag, refused
 from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError, MissingExtraError
 
@@ -85,6 +85,12 @@ class SpaceField:
         if not self.is_variable:
             return np.array(values)
         return _objects([self._array(one) for one in values])
+
+    def empty(self) -> NDArray[Any]:
+        """Return the value of one environment that has none, as of several: zeros, or no items."""
+        shape = tuple(0 if n == VARIABLE else n for n in self.shape)
+        array = np.zeros(shape, self.dtype)
+        return _objects([array]) if self.is_variable else array[None]
 
     def _array(self, value: Any) -> NDArray[Any]:
         if not self.is_variable:
@@ -338,7 +344,13 @@ def parse_spaces(given: Any) -> Spaces | None:
     )
 
 
-def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, Any]:
+def fields_from_env(
+    env: Any,
+    *,
+    next_observation: bool = False,
+    info_fields: Mapping[str, Any] | None = None,
+    reward_field: str | None = None,
+) -> dict[str, Any]:
     """Return what `ReplayBuffer` takes to hold the steps of an environment.
 
     The observation is the field `obs`, the action `action`. Parts of spaces are fields of their
@@ -352,16 +364,26 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
     - Graph has the fields `<name>_nodes`, `<name>_edges` and `<name>_edge_links`, of varying
       length. Edges that are None are stored as none. A graph without an edge space has nodes only.
 
+    An environment of several agents (PettingZoo's `ParallelEnv`) has the fields `obs_<agent>`,
+    `action_<agent>`, `reward_<agent>`, `terminated_<agent>` and `mask_<agent>` of each agent; see
+    `ReplayBuffer.record`.
+
     Args:
-        env: A gymnasium environment, single or vectorized.
+        env: A gymnasium environment, single or vectorized, or a parallel one of PettingZoo.
         next_observation: Also declare `next_obs`, for transitions that are stored whole.
+        info_fields: Values of `info` to store with the observation that they come with, by name,
+            each declared as a field is: `{"action_mask": ("int8", (4,))}`. A value that `info` may
+            lack needs a default.
+        reward_field: Field for the whole reward of an environment with vector rewards. Its shape is
+            that of the environment's `reward_space`.
 
     Returns:
         `{"fields": ..., "observation_fields": ..., "spaces": ...}`.
 
     Raises:
-        ArgumentError: `env` is not an environment, or `next_observation` not True or False.
-        FieldError: A space that cannot be stored, such as OneOf or a Sequence of Sequences.
+        ArgumentError: `env` is not an environment, or another argument is not what it should be.
+        FieldError: A space that cannot be stored, such as OneOf or a Sequence of Sequences, an
+            `info` field of a name that is taken, or an environment without `reward_space`.
         MissingExtraError: gymnasium is not installed.
 
     Example:
@@ -378,12 +400,51 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
     next_observation = checked_flag(next_observation, "next_observation")
     spaces = spaces_of(env)
     observed, acted = (_declared(spaces.fields_of(root)) for root in (OBSERVATION, ACTION))
+    more = {} if reward_field is None else {reward_field: _reward_declaration(env, reward_field)}
+    if is_parallel(env):
+        more, masks = agent_fields(env)
+        observed |= masks
+    infos = checked_dict(info_fields or {}, "info_fields", "{'action_mask': ('int8', (4,))}")
+    if taken := infos.keys() & {*observed, *acted, *more}:
+        raise FieldError(f"info_fields: field {shown(min(taken))} is one of the spaces; rename it")
+    observed = {**observed, **infos}
     following = {f"next_{name}": declared for name, declared in observed.items()}
     return {
-        "fields": {**observed, **acted, **(following if next_observation else {})},
+        "fields": {**observed, **acted, **more, **(following if next_observation else {})},
         "observation_fields": list(observed),
         "spaces": spaces,
     }
+
+
+def _reward_declaration(env: Any, name: str) -> tuple[str, tuple[int, ...]]:
+    """Return the declaration of a vector reward."""
+    inside = getattr(env, "unwrapped", env)
+    for attribute in ("single_reward_space", "reward_space"):
+        space = getattr(inside, attribute, None)
+        if space is not None:
+            return np.dtype(space.dtype).name, tuple(space.shape)
+    raise FieldError(
+        f"reward_field: the environment has no reward_space, which says the shape of a reward; "
+        f"declare the field {name!r} yourself"
+    )
+
+
+def is_parallel(env: Any) -> bool:
+    """Return True for a parallel environment of PettingZoo."""
+    return hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))
+
+
+def agent_field(kind: str, agent: Any) -> str:
+    """Return the name of an agent's field, such as `reward_<agent>`."""
+    return _part_name(kind, agent)
+
+
+def agent_fields(env: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of each agent next to its spaces: those of a step, and its mask."""
+    agents = env.possible_agents
+    rewards = {agent_field("reward", agent): "float32" for agent in agents}
+    ends = {agent_field("terminated", agent): "bool" for agent in agents}
+    return {**rewards, **ends}, {agent_field("mask", agent): "bool" for agent in agents}
 
 
 def _declared(fields: SpaceFields) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -397,7 +458,8 @@ def _declared(fields: SpaceFields) -> dict[str, tuple[str, tuple[int, ...]]]:
 def spaces_of(env: Any) -> Spaces:
     """Return the spaces of one environment.
 
-    A vectorized environment has them in addition to the spaces of all its environments.
+    A vectorized environment has them in addition to the spaces of all its environments. Those of a
+    parallel environment are Dict spaces of its agents.
 
     Raises:
         ArgumentError: It is not an environment.
@@ -405,6 +467,12 @@ def spaces_of(env: Any) -> Spaces:
     """
     if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
         raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
+    if is_parallel(env):
+        parts = gymnasium_package("fields_from_env()").spaces.Dict
+        return Spaces(
+            parts({agent: env.observation_space(agent) for agent in env.possible_agents}),
+            parts({agent: env.action_space(agent) for agent in env.possible_agents}),
+        )
     return Spaces(
         getattr(env, "single_observation_space", env.observation_space),
         getattr(env, "single_action_space", env.action_space),

@@ -2,21 +2,22 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import with_zeros
-from sqlbuffer.checks import checked_dict, checked_integer, checked_names
+from sqlbuffer.batches.hindsight import HindsightGoals, reward_goals
+from sqlbuffer.batches.step_table import NEXT, with_zeros
+from sqlbuffer.checks import checked_dict, checked_instance, checked_integer, checked_names
 from sqlbuffer.display import shown
-from sqlbuffer.errors import FieldError
+from sqlbuffer.errors import ArgumentError, FieldError
 from sqlbuffer.fields import BUILT_IN, ON_REQUEST, Fields
 from sqlbuffer.spaces import Structure
+from sqlbuffer.steps import Batch
 
-NEXT = "next_"
 ENDS_NOT_TOLD = (
     "rows say neither terminated nor truncated, and there is a field 'done': pass "
     "terminal_field='done' if it means that the episode terminated, or store terminated and "
@@ -48,7 +49,7 @@ class StepForm:
     names: Sequence[str]
     built_in: Sequence[str]
     structure: Structure | None = None
-    needs_episodes = False
+    needs_episodes = needs_ends = False
 
     @classmethod
     def of(cls, fields: Fields, names: Sequence[str] | None = None) -> "StepForm":
@@ -75,6 +76,7 @@ class TransitionForm:
         following: The observations after, without their prefix.
         built_in: Further values of the first step, named among `truncated`, `adv_t` and `v_t`.
         skip_single: Steps without an episode are left out instead of refused.
+        relabel: Goals in hindsight; None: the goals are those that are stored.
     """
 
     fields: Fields
@@ -87,6 +89,7 @@ class TransitionForm:
     following: Sequence[str]
     built_in: Sequence[str]
     skip_single: bool
+    relabel: HindsightGoals | None = None
 
     @property
     def structure(self) -> Structure | None:
@@ -101,7 +104,17 @@ class TransitionForm:
     @property
     def needs_episodes(self) -> bool:
         """True if a step without an episode has no transition."""
-        return self.skip_single or not self.has_next
+        return self.skip_single or self.refuses_single
+
+    @property
+    def needs_ends(self) -> bool:
+        """True if only episodes that have ended are drawn."""
+        return self.relabel is not None
+
+    @property
+    def refuses_single(self) -> bool:
+        """True if the form cannot be made of steps without an episode, and they are not skipped."""
+        return not self.skip_single and (not self.has_next or self.relabel is not None)
 
     @cached_property
     def n_before(self) -> int:
@@ -128,6 +141,7 @@ class TransitionForm:
         terminal_field: str | None = None,
         sequence_fields: Sequence[str] = (),
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
     ) -> "TransitionForm":
         """Return the form of transitions; see `ReplayBuffer.sample_transitions`.
 
@@ -140,19 +154,37 @@ class TransitionForm:
             terminal_field: The field that marks a terminated episode.
             sequence_fields: The fields that are given for each step of a transition.
             skip_single: Leave steps without an episode out instead of refusing them.
+            relabel: Goals in hindsight.
 
         Raises:
             FieldError: No observation field, a stack of one of varying length, or an unknown name.
+            ArgumentError: `relabel` is invalid, or `n_step` is above 1 with it.
         """
         check_observations(fields)
         stacked = checked_stack(fields, stack)
         terminal = checked_terminal_field(fields, terminal_field)
         sequences = checked_sequence_fields(fields, sequence_fields)
+        if relabel is not None:
+            check_relabel(fields, relabel, n_step, stacked)
+            if names is not None:
+                names = (*checked_names(names, "fields", FIELDS_EXAMPLE), *_goals(relabel))
         step_names, following, built_in = _chosen(fields, names)
         return cls(
             fields, n_step, gamma, stacked, terminal, sequences, step_names, following, built_in,
-            skip_single,
+            skip_single, relabel,
         )  # fmt: skip
+
+    @property
+    def without_goals(self) -> "TransitionForm":
+        """The same form without goals in hindsight."""
+        return self if self.relabel is None else replace(self, relabel=None)
+
+    @cached_property
+    def of_goals(self) -> "TransitionForm":
+        """The form of the transitions after which goals were achieved."""
+        assert self.relabel is not None
+        achieved = [self.relabel.achieved_goal]
+        return replace(self, stack={}, names=[], following=achieved, built_in=[])
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +208,7 @@ class WindowForm:
     built_in: Sequence[str]
     stack: Mapping[str, int]
     structure: Structure | None = None
-    needs_episodes = True
+    needs_episodes, needs_ends = True, False
 
     @cached_property
     def n_frames(self) -> int:
@@ -249,7 +281,7 @@ class TrajectoryForm:
     finals: Sequence[str]
     include_partial: bool
     structure: Structure | None = None
-    needs_episodes = True
+    needs_episodes, needs_ends = True, False
 
     @classmethod
     def of(
@@ -285,11 +317,30 @@ def needs_values(form: Form) -> bool:
     return not {*form.built_in, *sequences}.isdisjoint(ON_REQUEST)
 
 
-def no_successor(seq: int) -> FieldError:
-    """Return the error for a step without an episode where the observations after are not fields.
+def put_rewards(form: Form, batch: Batch) -> None:
+    """Put the rewards for goals in hindsight into a batch, if its form has them.
 
-    Drawing its terminal ones alone, which need no observation after, would bias the batches.
+    It calls a function of the user, so it is called without a lock or a transaction.
+
+    Raises:
+        ArgumentError: The function returned something else than rewards.
     """
+    if isinstance(form, TransitionForm) and form.relabel is not None:
+        reward_goals(form.relabel, batch, form.gamma)
+
+
+def no_successor(form: "TransitionForm", seq: int) -> FieldError:
+    """Return the error for a step without an episode, of which a form cannot be made.
+
+    If the observations after are not fields, drawing terminal steps alone, which need none, would
+    bias the batches.
+    """
+    if form.has_next:
+        return FieldError(
+            f"step {seq} has no episode, so it has no goals in hindsight: store steps in episodes "
+            f"(store_episode, episode(), record, or extend(.., episode_id=..)), or pass "
+            f"skip_single=True to draw from the episodes alone"
+        )
     return FieldError(
         f"step {seq} has no episode, so no step follows it: store steps in episodes "
         f"(store_episode, episode(), record, or extend(.., episode_id=..)), declare the field "
@@ -342,6 +393,47 @@ def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, 
                 f"got {shown(k)}"
             )
     return {name: int(k) for name, k in stack.items()}
+
+
+def check_relabel(
+    fields: Fields, relabel: HindsightGoals, n_step: int, stack: Mapping[str, int]
+) -> None:
+    """Raise unless transitions can have goals in hindsight.
+
+    Raises:
+        ArgumentError: Not goals, or several steps.
+        FieldError: A goal is not an observation field, the two differ, or one is stacked.
+    """
+    example = "HindsightGoals(reward_fn=...), or None"
+    checked_instance(relabel, "relabel", HindsightGoals, example)
+    if n_step > 1:
+        raise ArgumentError(
+            f"relabel goes with n_step=1, got n_step={n_step}: the rewards of the steps between "
+            f"are those for the stored goal"
+        )
+    for argument, name in zip(("achieved_goal", "desired_goal"), _goals(relabel), strict=True):
+        if name not in fields.observations:
+            raise FieldError(
+                f"relabel: the buffer has no observation field {shown(name)}; its observation "
+                f"fields are {', '.join(fields.observations)}: give the name of the goal with "
+                f"HindsightGoals({argument}=...)"
+            )
+        _check_fixed(fields, name, "relabel")
+        if name in stack:
+            raise FieldError(
+                f"relabel: the goal {shown(name)} is not stacked; leave it out of stack"
+            )
+    achieved, desired = (fields.specs[name] for name in _goals(relabel))
+    if (achieved.shape, achieved.dtype) != (desired.shape, desired.dtype):
+        raise FieldError(
+            f"relabel: an achieved goal replaces the desired one, so they have one dtype and "
+            f"shape; {shown(relabel.achieved_goal)} is {achieved}, and "
+            f"{shown(relabel.desired_goal)} is {desired}"
+        )
+
+
+def _goals(relabel: HindsightGoals) -> tuple[str, str]:
+    return relabel.achieved_goal, relabel.desired_goal
 
 
 def checked_terminal_field(fields: Fields, name: str | None) -> str | None:

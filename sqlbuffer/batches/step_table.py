@@ -12,6 +12,8 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Arrays = dict[str, NDArray[Any]]
 
+# Prefix of the observations after steps.
+NEXT = "next_"
 # No step, or no episode.
 NONE = -1
 # Flags of a step. LIVE: the buffer has it. BARRED: it may not be sampled now. TOLD: it shows
@@ -138,6 +140,27 @@ class StepTable(Protocol):
 
     def at(self, index: Integers) -> StepsAt:
         """Return the steps in some slots, of any shape; `NONE` for a missing step."""
+
+    def seqs_of(self, slots: Integers) -> Integers:
+        """Return the numbers of the steps in some slots, shape (n,)."""
+
+    def steps_at(self, slots: Integers, ts: Integers) -> tuple["StepTable", Integers]:
+        """Return steps at places of the episodes of other steps.
+
+        Args:
+            slots: The other steps, shape (n,).
+            ts: The places, shape (n,).
+
+        Returns:
+            A table with the steps, and their slots in it; `NONE` where the buffer has none.
+        """
+
+    def episode_steps(self, slots: Integers) -> tuple["StepTable", list[Integers]]:
+        """Return all steps of the episodes of some steps.
+
+        Returns:
+            A table with the steps, and for each of the slots those of its episode in order.
+        """
 
 
 def bytes_of(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,19 +1,22 @@
 """Transitions: steps with their n-step returns and the observations after them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import ENDS_NOT_TOLD, NEXT, SEQUENCE, TransitionForm
+from sqlbuffer.batches.forms import ENDS_NOT_TOLD, SEQUENCE, TransitionForm
+from sqlbuffer.batches.hindsight import ChosenGoals, Rng, chosen_goals
 from sqlbuffer.batches.step_table import (
     ABORTED,
+    COMPLETE,
     LAST,
     LIKELY_STEPS,
     LIVE,
     MOST_AHEAD,
+    NEXT,
     NONE,
     TERMINATED,
     TOLD,
@@ -48,6 +51,7 @@ class TransitionPlan:
         frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
         next_frames: Slots of those before the observation after.
         accepted: Whether everything that is needed is there and may be sampled.
+        goals: Goals in hindsight, which are chosen last; None for none.
     """
 
     slots: Integers
@@ -59,6 +63,7 @@ class TransitionPlan:
     frames: Integers
     next_frames: Integers
     accepted: Flags
+    goals: "ChosenGoals[TransitionPlan] | None" = None
 
     def taken(self, index: Integers | slice) -> "TransitionPlan":
         """Return some of them."""
@@ -73,6 +78,9 @@ class TransitionPlan:
         )  # fmt: skip
 
 
+GoalPlans = Callable[[StepTable, Integers], TransitionPlan]
+
+
 class TransitionMaker:
     """Makes transitions; see `ReplayBuffer.sample_transitions`.
 
@@ -83,13 +91,14 @@ class TransitionMaker:
 
     Attributes:
         table: The steps.
+        form: Their form.
         accepts_all: False: the neighbours of a key decide.
     """
 
     accepts_all = False
 
     def __init__(self, table: StepTable, form: TransitionForm, observation: Layout) -> None:
-        self.table, self._form, self._observation = table, form, observation
+        self.table, self.form, self._observation = table, form, observation
         self.checks_ends = form.terminal_field is None and "done" in form.fields.specs
 
     def are_keys(self, slots: Integers) -> None:
@@ -97,10 +106,10 @@ class TransitionMaker:
 
     def n_steps(self, slots: Integers) -> int:
         """Return how many steps a transition needs at most, with the frames around them."""
-        n = self._form.n_step + 1
+        n = self.form.n_step + 1
         if n > LIKELY_STEPS:
             n = min(n, longest(self.table, slots))
-        return n + self._form.n_before
+        return n + self.form.n_before
 
     def taken(self, plan: TransitionPlan, index: Integers) -> TransitionPlan:
         """Return a part of a plan."""
@@ -108,7 +117,7 @@ class TransitionMaker:
 
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of the transitions from some steps on."""
-        table, form = self.table, self._form
+        table, form = self.table, self.form
         steps, links = self._chains(slots)
         b, n = links.shape
         following, steps = steps[:, n], steps[:, :n]
@@ -144,18 +153,33 @@ class TransitionMaker:
             next_frames = self._before(last, form.n_before - 1)
             accepted &= (frames != NONE).all(axis=1)
             accepted &= is_zero | (next_frames != NONE).all(axis=1)
-        episodes = table.episodes
+        episodes, of = table.episodes, first["episode"]
         if episodes.n_aborted:
-            of = first["episode"]
             accepted &= (of == NONE) | (episodes.status.take(of, mode="clip") != ABORTED)
         if table.has_barred:
             within = np.arange(n) < returns.m[:, None]
             needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
             accepted &= ~table.at(np.concatenate(needed, axis=1)).is_any_barred()
         truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
+        if form.relabel is not None:
+            accepted &= self.have_goals(of, after, is_final)
         return TransitionPlan(
             slots, steps, truncated, returns, after, is_final, frames, next_frames, accepted
         )
+
+    def have_goals(self, of: Integers, after: Integers, is_final: Flags) -> Flags:
+        """Return of which transitions the episode has ended, and the goal after them is stored.
+
+        Args:
+            of: Their episodes.
+            after: See `TransitionPlan`.
+            is_final: See `TransitionPlan`.
+        """
+        have_goals: Flags = (of != NONE) & ((after != NONE) | is_final)
+        status = self.table.episodes.status
+        if len(status):
+            have_goals &= status.take(of, mode="clip") == COMPLETE
+        return have_goals
 
     def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
         """Return the slots of steps and of the n steps after each, shape (b, n + 1), -1 where one
@@ -163,7 +187,7 @@ class TransitionMaker:
 
         If fewer steps follow each other, n is less: an episode that goes on has a missing step.
         """
-        table, b, n = self.table, len(slots), self._form.n_step
+        table, b, n = self.table, len(slots), self.form.n_step
         if n > MOST_AHEAD:
             steps = chains(table, slots, n + 1)
             n = min(n, steps.shape[1] + 1)
@@ -232,9 +256,46 @@ class TransitionMaker:
         """Return fields of steps, zeros at -1; shape (*slots.shape, *shape)."""
         return self.table.at(slots).fields(names)
 
+    def with_goals(
+        self,
+        plan: TransitionPlan,
+        rng: np.random.Generator,
+        plan_of: GoalPlans | None = None,
+    ) -> TransitionPlan:
+        """Return a plan of accepted transitions with goals in hindsight.
+
+        A goal is chosen where the step before it is a transition that could be drawn.
+
+        Args:
+            plan: The plan.
+            rng: Draws.
+            plan_of: Makes the plan of transitions at steps of a table; None: as for any.
+        """
+        assert self.form.relabel is not None
+        if plan_of is None:
+            plan_of = self._plan_of_goals
+        goals = chosen_goals(self.form.relabel, self.table, plan.slots, plan_of, rng)
+        return replace(plan, goals=goals)
+
+    def _plan_of_goals(self, table: StepTable, slots: Integers) -> TransitionPlan:
+        return self._of_goals(table).plan(slots)
+
+    def _of_goals(self, table: StepTable) -> "TransitionMaker":
+        return TransitionMaker(table, self.form.of_goals, self._observation)
+
+    def _put_goals(self, goals: ChosenGoals[TransitionPlan], arrays: Arrays) -> None:
+        """Put the chosen goals into the arrays of a batch."""
+        relabel = self.form.relabel
+        assert relabel is not None
+        if len(goals.rows):
+            steps = goals.table.gathered(goals.plan.slots)
+            achieved = self._of_goals(goals.table)._following(goals.plan, steps)
+            for name in (relabel.desired_goal, NEXT + relabel.desired_goal):
+                arrays[name][goals.rows] = achieved[NEXT + relabel.achieved_goal]
+
     def batch(self, plan: TransitionPlan, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
         """Return the transitions of a plan; see `Maker.batch`."""
-        table, form, returns = self.table, self._form, plan.returns
+        table, form, returns = self.table, self.form, plan.returns
         steps = table.gathered(plan.slots)
         plain = [name for name in form.names if name not in form.stack]
         arrays = table.fields_of(steps, plain)
@@ -250,13 +311,17 @@ class TransitionMaker:
         arrays |= self._following(plan, steps)
         if form.sequence_fields:
             arrays |= self._sequences(plan)
-        info = info_with(table.info_of(steps, with_place=True), {"n_steps": returns.m})
+        more = {"n_steps": returns.m}
+        if plan.goals is not None:
+            self._put_goals(plan.goals, arrays)
+            more |= plan.goals.info(len(plan.slots))
+        info = info_with(table.info_of(steps, with_place=True), more)
         return Batch({**arrays, **columns}, info, form.structure)
 
     def _with_stacks(self, plan: TransitionPlan, plain: Arrays) -> Arrays:
         arrays: Arrays = {}
-        for name in self._form.names:
-            k = self._form.stack.get(name)
+        for name in self.form.names:
+            k = self.form.stack.get(name)
             if k is not None:
                 arrays |= self._gather(plan.frames[:, -k:], [name])
             else:
@@ -265,7 +330,7 @@ class TransitionMaker:
 
     def _following(self, plan: TransitionPlan, steps: Any) -> Arrays:
         """Return the observations after, `{next_<name>: array}`."""
-        form, table = self._form, self.table
+        form, table = self.form, self.table
         prefix = NEXT if form.has_next else ""
         plain = [name for name in form.following if name not in form.stack]
         after = self._gather(plan.after, [prefix + name for name in plain])
@@ -292,11 +357,11 @@ class TransitionMaker:
 
     def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
         """Return the frames up to the observations after; zeros for final observations."""
-        slots = plan.next_frames[:, self._form.n_before + 1 - k :]
+        slots = plan.next_frames[:, self.form.n_before + 1 - k :]
         # After a terminal step without an observation, every frame is zeros.
         is_zero = (plan.after == NONE) & ~plan.is_final
         slots = np.where(is_zero[:, None], NONE, slots)
-        if not self._form.has_next:  # all of one field: each frame is copied once
+        if not self.form.has_next:  # all of one field: each frame is copied once
             slots = np.concatenate([slots, plan.after[:, None]], axis=1)
             return self._gather(slots, [name])[name]
         newest = self._gather(plan.after, [NEXT + name])[NEXT + name]
@@ -307,9 +372,22 @@ class TransitionMaker:
         within = np.arange(plan.steps.shape[1]) < plan.returns.m[:, None]
         steps = self.table.at(np.where(within, plan.steps, NONE))
         sequences: Arrays = {}
-        for name in self._form.sequence_fields:
+        for name in self.form.sequence_fields:
             is_built_in = name == "reward" or name in ON_REQUEST
             arrays = steps.built_in([name]) if is_built_in else steps.fields([name])
             for key, value in arrays.items():
-                sequences[SEQUENCE + key] = with_zeros(value, self._form.n_step)
+                sequences[SEQUENCE + key] = with_zeros(value, self.form.n_step)
         return sequences
+
+
+def with_goals(maker: Any, plan: Any, rng: Rng) -> Any:
+    """Return a plan of accepted items with goals in hindsight, if their form has them.
+
+    Args:
+        maker: The maker of the items.
+        plan: Their plan.
+        rng: Returns the generator that chooses the goals.
+    """
+    if isinstance(maker, TransitionMaker) and maker.form.relabel is not None:
+        return maker.with_goals(plan, rng())
+    return plan

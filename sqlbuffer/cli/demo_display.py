@@ -1,5 +1,9 @@
 """The output of the demo: its progress, and the tables at its end."""
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +13,8 @@ from rich.progress import Progress as Bars
 from sqlbuffer.cli.output import shown_url, table
 from sqlbuffer.demo import BUFFER
 from sqlbuffer.storage.database import readonly
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.urls import parsed_url, sqlite_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from sqlbuffer.demo import Calls, DemoPlan, Progress, Report
 
 LINES = 4
+EXAMPLE = "SELECT * FROM v_tasks LIMIT 5"
 
 
 class DemoProgress:
@@ -96,10 +103,38 @@ def print_report(console: "Console", plan: "DemoPlan", report: "Report") -> None
         answer = readonly.query(plan.url, statement)
         console.print(f"\n-- {question}\n{statement};", markup=False)
         console.print(table(answer.columns, answer.rows))
-    url = shown_url(plan.url)
-    console.print(f"\nThe buffer stays in {url}. Look into it:", markup=False)
-    console.print(f"  sqlbuffer info '{url}'", markup=False)
-    console.print(f"  {_shell(plan.url)}", markup=False)
+    print_commands(console, plan.url)
+
+
+def print_commands(console: "Console", url: str) -> None:
+    """Print commands that look into the database, as a shell takes them here."""
+    shown = shown_url(url)
+    console.print(f"\nThe buffer stays in {shown}. Look into it:", markup=False, soft_wrap=True)
+    if parsed_url(url).password:
+        console.print("The commands leave out the password: set PGPASSWORD first.", markup=False)
+    for words in _commands(url):
+        # A line that is broken at the width of the terminal could not be copied.
+        console.print(f"  {shlex.join(words)}", markup=False, soft_wrap=True)
+
+
+def _commands(url: str) -> list[list[str]]:
+    command, database, resolved = _own_command(), shown_url(url), resolve_url(url)
+    is_sqlite = resolved.get_backend_name() == "sqlite"
+    own_shell = ["sqlite3", str(sqlite_path(resolved))] if is_sqlite else ["psql", database, "-c"]
+    commands = [[command, "info", database], [command, "sql", database, EXAMPLE]]
+    if shutil.which(own_shell[0]):
+        commands.append([*own_shell, EXAMPLE])
+    return commands
+
+
+def _own_command() -> str:
+    """Return the name by which a shell finds this program: a path, if no folder of PATH has it."""
+    program = Path(sys.argv[0])
+    if program.name != "sqlbuffer" or not program.is_file():
+        program = Path(sys.executable).with_name("sqlbuffer")
+    in_path = shutil.which("sqlbuffer")
+    is_known = in_path is not None and program.is_file() and program.samefile(in_path)
+    return "sqlbuffer" if is_known or not program.is_file() else str(program.absolute())
 
 
 def _counts(plan: "DemoPlan", report: "Report") -> "Table":
@@ -130,11 +165,3 @@ def _speed(calls: "Calls", seconds: float) -> tuple[str, int, int, float | None,
     p50, p99 = np.percentile(latencies_ms, (50, 99)).tolist()
     rate = calls.rows / seconds if seconds else None
     return calls.name, len(calls.latencies_s), calls.rows, rate, p50, p99
-
-
-def _shell(url: str) -> str:
-    """Return the command that opens the database's own shell."""
-    statement = "SELECT * FROM v_tasks LIMIT 5"
-    if url.startswith("sqlite"):
-        return f'sqlite3 {url.partition("///")[2]} "{statement}"'
-    return f"psql '{shown_url(url)}' -c \"{statement}\""

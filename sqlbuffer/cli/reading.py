@@ -115,7 +115,7 @@ _TASK_COLUMNS = (
 
 def sample(
     url: Url = None,
-    n: Annotated[int, typer.Option("-n", min=0, help="Rows, or tasks with --tasks.")] = 5,
+    n: Annotated[int, typer.Option("-n", min=1, help="Rows, or tasks with --tasks.")] = 5,
     tasks: Annotated[bool, typer.Option("--tasks", "-t", help="Draw whole tasks.")] = False,
     seed: Annotated[
         int | None,

@@ -146,6 +146,7 @@ EXPORT_EXAMPLES = example(
     "sqlbuffer export replay.db out --buffer cartpole",
     "sqlbuffer export replay.db pairs --buffer chats --format hf --rows preference",
     "sqlbuffer export replay.db cartpole/mine-v0 --format minari --env CartPole-v1",
+    "sqlbuffer export replay.db data.npz --buffer walker",
     "sqlbuffer export postgresql://me@db.internal/replay out --columns obs,action,reward",
     "sqlbuffer export replay.db - --format jsonl --eq task_id=t1 | jq .reward_t",
     "sqlbuffer export replay.db good --where "
@@ -163,16 +164,18 @@ def export(
     ],
     buffer: BufferName = None,
     format_: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             "-f",
             metavar="NAME",
             help="parquet: a folder; jsonl: a file with a step a line, - is standard output; hf: a "
             "folder that datasets.load_dataset opens; minari: a data set of that name; atif: a "
-            "folder with a trajectory of each episode.",
+            "folder with a trajectory of each episode; npz or hdf5: a file of flat arrays as in "
+            "D4RL. Without it npz or hdf5 for .npz, .h5 and .hdf5, else parquet.",
+            show_default=False,
         ),
-    ] = "parquet",
+    ] = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -221,15 +224,16 @@ def export(
     The output appears when it is complete. An interrupted command leaves nothing. If a command is
     killed, the next export to the same path removes its files.
     """
-    from sqlbuffer.interchange.formats import EXPORT_FORMATS, exporter
+    from sqlbuffer.interchange.formats import EXPORT_FORMATS, export_format_of, exporter
     from sqlbuffer.query.tree import condition_of
 
-    if format_ not in EXPORT_FORMATS:
-        raise UsageError(f"there is no format {format_!r}; choose from {', '.join(EXPORT_FORMATS)}")
-    if out == "-" and format_ != "jsonl":
-        raise UsageError(f"{format_} is not written to standard output; name a folder")
+    kind = export_format_of(out) if format_ is None else format_
+    if kind not in EXPORT_FORMATS:
+        raise UsageError(f"there is no format {kind!r}; choose from {', '.join(EXPORT_FORMATS)}")
+    if out == "-" and kind != "jsonl":
+        raise UsageError(f"{kind} is not written to standard output; name a folder")
     try:
-        write = exporter(format_, rows=rows, env=env)
+        write = exporter(kind, rows=rows, env=env)
     except ValueError as error:
         raise UsageError(str(error)) from None
     with opened(source, buffer) as opened_buffer, CopyProgressBar(console()) as bar:
@@ -251,6 +255,7 @@ IMPORT_EXAMPLES = example(
     "sqlbuffer import out postgresql://me@db.internal/replay",
     "sqlbuffer import out copy.db --buffer cartpole",
     "sqlbuffer import cartpole/random-v0 replay.db --format minari --buffer offline",
+    "sqlbuffer import data.npz replay.db --buffer offline --tail drop",
     "sqlbuffer import jobs/today replay.db --format atif --buffer agents",
     "sqlbuffer import steps.parquet replay.db --buffer mine --column observation=obs --column idx=",
 )
@@ -261,7 +266,8 @@ def import_(
         str,
         typer.Argument(
             metavar="OUT",
-            help="A folder that was exported, other files, or a data set of Minari by its name.",
+            help="A folder that was exported, other files, or a data set of Minari by its name. "
+            "An .npz or HDF5 file has flat arrays, as in D4RL.",
         ),
     ],
     target: Annotated[
@@ -287,7 +293,7 @@ def import_(
             "--format",
             "-f",
             metavar="NAME",
-            help="parquet, jsonl, minari or atif; without it what OUT looks like.",
+            help="parquet, jsonl, minari, atif, npz or hdf5; without it what OUT looks like.",
             show_default=False,
         ),
     ] = None,
@@ -296,10 +302,23 @@ def import_(
         typer.Option(
             "--column",
             metavar="NAME=FIELD",
-            help="Field for a column of another program's files; NAME= omits it.",
+            help="Field for a column or array of another program's files; NAME= omits it.",
             show_default=False,
         ),
     ] = None,
+    tail: Annotated[
+        Literal["open", "cut", "drop"] | None,
+        typer.Option(
+            "--tail",
+            help="For flat arrays, steps at the end whose episode has not ended: leave it open, "
+            "cut it as truncated (which is the default), or drop them.",
+            show_default=False,
+        ),
+    ] = None,
+    store_next: Annotated[
+        bool,
+        typer.Option("--store-next", help="For flat arrays: store next_observations as a field."),
+    ] = False,
     prefix: Prefix = "",
     on_conflict: OnConflict = "error",
     include_open: IncludeOpen = False,
@@ -311,14 +330,24 @@ def import_(
     --prefix. Other files are appended. All files are checked first: if one is damaged, nothing is
     stored. If the command is interrupted, run it again: it continues where it stopped.
     """
-    from sqlbuffer.interchange import import_atif, import_minari, import_parquet, insert_jsonl
+    from sqlbuffer.interchange import (
+        import_arrays,
+        import_atif,
+        import_minari,
+        import_parquet,
+        insert_jsonl,
+    )
     from sqlbuffer.interchange.formats import IMPORT_FORMATS, format_of
 
     kind = format_of(source) if format_ is None else format_
     if kind not in IMPORT_FORMATS:
         raise UsageError(f"there is no format {kind!r}; choose from {', '.join(IMPORT_FORMATS)}")
-    if column and kind != "parquet":
-        raise UsageError(f"--column is for Parquet, and this is {kind}")
+    are_arrays = kind in ("npz", "hdf5")
+    if column and kind != "parquet" and not are_arrays:
+        raise UsageError(f"--column is for Parquet and flat arrays, and this is {kind}")
+    if (tail is not None or store_next) and not are_arrays:
+        option = "--store-next" if tail is None else "--tail"
+        raise UsageError(f"{option} is for flat arrays (.npz or HDF5), and this is {kind}")
     if include_open and kind != "parquet":
         raise UsageError(f"--include-open is for the folder of an export, and this is {kind}")
     columns: dict[str, str | None] = {}
@@ -335,6 +364,11 @@ def import_(
                 report = import_parquet(
                     source, target, buffer, columns=columns or None, include_open=include_open,
                     on_progress=show, **ids,
+                )  # fmt: skip
+            elif are_arrays:
+                report = import_arrays(
+                    target, source, buffer or "default", columns=columns or None,
+                    tail=tail or "cut", store_next=store_next or None, on_progress=show, **ids,
                 )  # fmt: skip
             else:
                 stores: dict[str, Any] = {

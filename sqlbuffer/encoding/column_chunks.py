@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise, repeat
 from typing import Any, NamedTuple
@@ -117,9 +118,9 @@ def pack_given(
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
     payloads = columns.encoded
     if columns.reward_tags or any(column is not None for column in columns.payloads):
-        payloads = _payloads(columns)
+        payloads = step_payloads(columns)
     if sizes or payloads or layout.size_bytes > max_row_bytes:
-        sizes = _checked_sizes(
+        sizes = checked_sizes(
             sizes or [layout.size_bytes] * columns.n_steps, payloads, max_row_bytes
         )
     keys, order, starts = _groups(columns, episode is not None)
@@ -139,7 +140,10 @@ def pack_given(
 
 
 def pack_ranges(
-    layout: Layout, columns: GivenColumns, ranges: Sequence[tuple[int, int]]
+    layout: Layout,
+    columns: GivenColumns,
+    ranges: Sequence[tuple[int, int]],
+    made_at: NDArray[np.float64] | None = None,
 ) -> list[PackedChunk]:
     """Return steps whose chunks are known as these chunks, without another look at the values.
 
@@ -147,15 +151,17 @@ def pack_ranges(
         layout: The typed fields.
         columns: The steps; of each of its `keys`, a list with the value of each chunk.
         ranges: The first step of each chunk, and the one after its last.
+        made_at: When each step was made, for steps of episodes whose numbers are their places
+            there; seconds since 1970, shape (n,).
     """
     records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
-    steps = _Slices(layout, columns, None, columns.encoded, None)
+    steps = _Slices(layout, columns, None, columns.encoded, None, made_at)
     blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
     keys = list(zip(*columns.keys.values(), strict=True))
     return list(map(steps.chunk, uuid7s(len(ranges)), ranges, keys, blocks))
 
 
-def _payloads(given_columns: GivenColumns) -> list[StepPayload | None]:
+def step_payloads(given_columns: GivenColumns) -> list[StepPayload | None]:
     """Return the payload of each step; None where it has none."""
     payloads = []
     columns = (
@@ -170,7 +176,7 @@ def _payloads(given_columns: GivenColumns) -> list[StepPayload | None]:
     return payloads
 
 
-def _checked_sizes(
+def checked_sizes(
     sizes: Sequence[int], payloads: Sequence[StepPayload | None] | None, limit: int
 ) -> list[int]:
     """Return the bytes of each step with its payload; raise if one is too large."""
@@ -296,8 +302,10 @@ class _Slices:
         order: NDArray[np.int64] | None,
         payloads: list[StepPayload | None] | None,
         episode: str | None,
+        made_at: NDArray[np.float64] | None = None,
     ) -> None:
         self._layout, self._payloads, self._episode = layout, payloads, episode
+        self._made_at = made_at
         packed_at = time.time()
         self._common = {
             **_NO_VALUES,
@@ -347,6 +355,10 @@ class _Slices:
         attributes["step"] = int(self._steps[start])
         if self._episode is not None:
             attributes["t"] = start
+        if self._made_at is not None:
+            attributes["t"] = attributes["step"]
+            attributes["first_time"] = float(self._made_at[start])
+            attributes["last_time"] = float(self._made_at[stop - 1])
         attributes["makes_steps"] = self._makes_steps and attributes["episode_key"] is not None
         breaks = self._n_breaks
         if breaks is not None and breaks[start] != breaks[stop - 1]:
@@ -476,7 +488,7 @@ class StepStream:
 
 
 class PackedStep(NamedTuple):
-    """A step, checked and encoded.
+    """A step, checked and encoded; one item of a `WriteQueue`.
 
     Attributes:
         of: Beginning of its episode, or values shared with other steps outside episodes.
@@ -517,6 +529,20 @@ class PackedStep(NamedTuple):
     def task_id(self) -> str:
         """Its task."""
         return self.of.task_id
+
+    @property
+    def n_steps(self) -> int:
+        """1; a block of steps has more."""
+        return 1
+
+    @property
+    def episodes(self) -> tuple[tuple[str | None, str]]:
+        """Its episode, or None, and its task."""
+        return ((self.of.key, self.of.task_id),)
+
+    def without(self, episodes: AbstractSet[tuple[str | None, str]]) -> "PackedStep | None":
+        """Return the step; None if it is of one of these episodes."""
+        return None if (self.of.key, self.of.task_id) in episodes else self
 
 
 class StepPacker:

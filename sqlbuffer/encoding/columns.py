@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ _ONE_OR_EACH = (*_KEYS[1:], "priority")
 BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single step
 _REAL = {name: FieldSpec(name, np.dtype("<f8")) for name in _REALS.values()}
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
+_PLAIN = {"reward", *FLAGS}
+_MINUS_ZERO = np.iinfo(np.int64).min  # its bytes, as an integer
+_NO_PAYLOADS = (None,) * len(PAYLOADS)
 
 Key = str | list[str]
 
@@ -121,6 +125,9 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
             field cannot hold; the message names the field.
     """
+    plain = _plain_columns(layout, columns)
+    if plain is not None:
+        return plain
     n = _check_names(layout, columns)
     # Not copied yet: `Layout.records` does.
     fields = {
@@ -168,6 +175,41 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         },
         makes_steps=steps is None,
     )
+
+
+def _plain_columns(layout: Layout, columns: Mapping[str, Any]) -> GivenColumns | None:
+    """Return columns of plain arrays that need no cast, in a tenth of the time; None for others."""
+    if columns.keys() != {*layout.specs, *_PLAIN}:
+        return None
+    reward, (terminated, truncated) = columns["reward"], (columns[name] for name in FLAGS)
+    if not (type(reward) is type(terminated) is type(truncated) is np.ndarray):
+        return None
+    shape = reward.shape
+    is_plain = reward.dtype == _REAL["reward"].dtype and terminated.dtype == truncated.dtype == bool
+    if not is_plain or len(shape) != 1 or terminated.shape != shape or truncated.shape != shape:
+        return None
+    for name, spec in layout.specs.items():
+        array = columns[name]
+        if type(array) is not np.ndarray or array.dtype != spec.dtype:
+            return None
+        if array.shape != (*shape, *spec.shape) or spec.dtype.kind not in "biufc":
+            return None
+    if not np.isfinite(reward).all() or (reward.view(np.int64) == _MINUS_ZERO).any():
+        return None
+    (n,) = shape
+    return GivenColumns(
+        n, {name: columns[name] for name in layout.specs}, reward + 0.0, {}, terminated.copy(),
+        truncated.copy(), None, "default", "default", None, None, _first_numbers(n), None,
+        _NO_PAYLOADS, makes_steps=True,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _first_numbers(n: int) -> NDArray[np.int64]:
+    """Return 0 to n - 1; to make them releases the interpreter's lock, which may take long."""
+    numbers = np.arange(n)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:

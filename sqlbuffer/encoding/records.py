@@ -5,6 +5,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,20 @@ class Record(NamedTuple):
     def n_bytes(self) -> int:
         """Bytes of its arrays."""
         return len(self.arrays or b"")
+
+    @property
+    def n_steps(self) -> int:
+        """1, as of a step that will be part of a chunk."""
+        return 1
+
+    @property
+    def episodes(self) -> tuple[tuple[str | None, str]]:
+        """Its episode, or None, and its task."""
+        return ((self.episode_key, self.task_id),)
+
+    def without(self, episodes: AbstractSet[tuple[str | None, str]]) -> "Record | None":
+        """Return the row; None if it is of one of these episodes."""
+        return None if (self.episode_key, self.task_id) in episodes else self
 
 
 def encode_rows(

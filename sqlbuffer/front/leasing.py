@@ -223,10 +223,12 @@ class Lease:
         """Claim the batch, for as long as `lease_s`; end it with `batch.ack()` or `batch.nack()`.
 
         Raises:
+            BufferConfigError: The buffer is closed.
             InsufficientDataError: Too few rows or groups were there in time.
             FlowControlError: The rate limiter did not admit the batch in time.
             RuntimeError: This lease was taken before.
         """
+        self._store.check_open()
         if self._batch is not None:
             raise RuntimeError("the lease is taken already; call lease() for each batch")
         keeping = self._store.leases

@@ -209,8 +209,7 @@ class BatchSampler:
             True,
             lambda: shortage(self._store.drawing, node, sampler, form),
         )
-        if n:
-            sampler.handed_out()
+        sampler.handed_out()
         return batch
 
     def sample(
@@ -258,8 +257,6 @@ class BatchSampler:
         sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
         strict = checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields, is_encoded=sampler.reads_encoded)
-        if n == 0 and not sampler.reads_priorities:
-            return RowList()
         drawn, number = self._store.drawing.draws.sample_rows(
             node, sampler, n, n if strict else 0, payloads
         )
@@ -279,10 +276,8 @@ class BatchSampler:
         name: str,
     ) -> TaskList:
         sampler = RandomTaskSample() if sampler is None else checked_task_sampler(sampler)
-        n, strict = checked_count(n, name), checked_flag(strict, "strict")
+        n, strict = checked_count(n, name, 1), checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
-        if n == 0:
-            return TaskList([], {})
         drawn, number = self._store.drawing.draws.sample_tasks(
             node, sampler, n, n if strict else 0, payloads
         )
@@ -297,11 +292,12 @@ class BatchSampler:
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
         """Draw without limits, and count nothing."""
-        n, decoder = checked_count(n, "n"), self._decoding.whole
+        n, decoder = checked_count(n, "n", 1), self._decoding.whole
         sampler = RandomSampler() if sampler is None else sampler
         if not isinstance(sampler, TaskSampler):
             sampler = checked_sampler(sampler)
         reading = self._store.reading
+        reading.check_open()
 
         def chosen() -> list[Any]:
             with reading.source.candidates(node) as candidates:
@@ -309,7 +305,7 @@ class BatchSampler:
                     return list(sampler.choose_tasks(candidates, n))
                 return candidates.rows(sampler.choose(candidates, n))
 
-        rows = reading.with_retries(chosen) if n else []
+        rows = reading.with_retries(chosen)
         if not isinstance(sampler, TaskSampler):
             return decoder.rows(rows)
         return [decoder.rows(of_task) for of_task in reading.rows.tasks(rows).values() if of_task]

@@ -14,9 +14,11 @@ from sqlbuffer.encoding.column_chunks import (
     pack_given,
     pack_steps,
 )
-from sqlbuffer.encoding.columns import GivenColumns, encode_columns
+from sqlbuffer.encoding.columns import GivenColumns, check_columns, encode_columns
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, StepEncoder
+from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record, encode_rows
+from sqlbuffer.encoding.step_blocks import StepBlock, checked_steps, pack_step_blocks
 from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
@@ -193,13 +195,28 @@ class ChunkEncoding:
 
     def waiting(
         self,
-        steps: Sequence[PackedStep],
+        steps: Sequence[PackedStep | StepBlock],
         endings: Sequence[EpisodeEnd],
         beginnings: Beginnings,
     ) -> ChunkBatch:
         """Return a batch of steps; see `RowEncoding.waiting`."""
-        packed = pack_steps(self._layout, steps)
-        return ChunkBatch(packed.chunks, packed.order, endings, beginnings)
+        singles = [step for step in steps if isinstance(step, PackedStep)]
+        blocks = [step for step in steps if isinstance(step, StepBlock)]
+        packed = pack_steps(self._layout, singles)
+        if not blocks:
+            return ChunkBatch(packed.chunks, packed.order, endings, beginnings)
+        chunks = packed.chunks + pack_step_blocks(self._layout, blocks)
+        return ChunkBatch(chunks, None, endings, beginnings)
+
+    def block(self, columns: Mapping[str, Any], casting: Casting) -> tuple[GivenColumns, Layout]:
+        """Return the checked columns of a block of steps, and their layout.
+
+        Raises:
+            FieldError: As `pack_columns`.
+        """
+        layout = self._layout.fixed
+        checked = check_columns(layout, columns, casting)
+        return checked_steps(layout, checked, self._limit), layout
 
     def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
         """Store a batch; see `RowEncoding.store`."""

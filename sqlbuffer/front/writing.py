@@ -17,7 +17,7 @@ from sqlbuffer.encoding.records import encode_key, encode_parent, encode_step
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting, check_casting
-from sqlbuffer.front.step_encoding import EncodedSteps, encoding_of
+from sqlbuffer.front.step_encoding import ChunkEncoding, EncodedSteps, encoding_of
 from sqlbuffer.steps import DataRow, StoreResult, uuid7
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.episode_changes import Continued, continue_episode
@@ -26,6 +26,7 @@ from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
+from sqlbuffer.vector_writer import STEPS_OF_ENV, Begin, VectorWriter
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -270,6 +271,39 @@ class StepWriter:
         observation = self._store.observation_layout
         return EpisodeWriter(encoding, observation, self._queue, continued, casting, read)
 
+    def vector(
+        self,
+        n_envs: int,
+        begin: Begin,
+        casting: Casting,
+        model_version: int | None,
+        session_id: str | None,
+    ) -> VectorWriter:
+        """Return the writer of several environments.
+
+        Args:
+            n_envs: Number of environments.
+            begin: Begins an episode of one of them.
+            casting: See `ReplayBuffer.extend`.
+            model_version: The first version.
+            session_id: The first session.
+
+        Raises:
+            FieldError: The buffer has no typed fields.
+        """
+        encoding, store = self._encoding, self._store
+        if not isinstance(encoding, ChunkEncoding):
+            raise FieldError(
+                "a vector writer takes arrays, and the buffer was made without typed fields; make "
+                "it with ReplayBuffer(url, fields={..}), or write each episode with episode()"
+            )
+        if "max_pending" not in store.options.model_fields_set:
+            self._queue.widen(STEPS_OF_ENV * n_envs)
+        return VectorWriter(
+            n_envs, begin, encoding.block, store.layout, store.observation_layout, self._queue,
+            casting, model_version, session_id,
+        )  # fmt: skip
+
     def beginning(
         self,
         task_id: str | None,
@@ -301,10 +335,6 @@ class StepWriter:
         """Store the steps that wait."""
         self._queue.flush()
         self._queue.check_all()
-
-    def wait_for_room(self, n: int) -> None:
-        """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""
-        self._queue.wait_for_room(n)
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns with the keys of sessions checked; raise if they have priorities and the

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_n_step
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
 from sqlbuffer.config import SETTINGS, OpenerSettings, unknown_setting
@@ -48,13 +49,14 @@ try:
     from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.common.utils import get_device
+    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
     from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 except ImportError:
     raise MissingExtraError(
         f"sqlbuffer.integrations.sb3 needs Stable-Baselines3 2.7 or later; run {install('sb3')}"
     ) from None
 
-__all__ = ["SQLReplayBuffer"]
+__all__ = ["SQLHerReplayBuffer", "SQLReplayBuffer"]
 
 Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
@@ -218,7 +220,6 @@ def _field_names(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield key, name
 
 
-_OF_HER = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")
 _OWN = {
     "fields": "they are those of the spaces",
     "observation_fields": "they are those of the spaces",
@@ -229,11 +230,26 @@ _OWN = {
 # Arguments in `replay_buffer_kwargs`; the algorithm gives the others.
 _ARGUMENTS = (
     "url", "name", "create", "n_steps", "gamma", "task_id", "agent_id", "session_id",
-    "model_version", "mirror", "handle_timeout_termination",
+    "model_version", "mirror", "handle_timeout_termination", "n_sampled_goal",
+    "goal_selection_strategy", "copy_info_dict",
 )  # fmt: skip
-HER = (
-    "SQLReplayBuffer cannot relabel goals in hindsight (HER); take HerReplayBuffer from "
-    "Stable-Baselines3, which keeps its steps in memory, or leave the arguments of HER out"
+N_SAMPLED_GOAL = 4  # of HerReplayBuffer
+INFOS = (
+    "SQLReplayBuffer does not take copy_info_dict=True, because it stores no info: compute_reward "
+    "is called with an empty dict for each transition, as HerReplayBuffer does by default"
+)
+SEVERAL_STEPS = (
+    "goals in hindsight go with n_steps=1, got n_steps={}: the rewards of the steps between are "
+    "those for the stored goal"
+)
+NO_GOALS = (
+    "goals in hindsight need a Dict space of observations with achieved_goal and desired_goal, got "
+    "{}; leave n_sampled_goal and goal_selection_strategy out, or take SQLReplayBuffer"
+)
+NO_ENV = (
+    "there is no environment to compute the rewards for goals in hindsight: take "
+    "SQLHerReplayBuffer, to which the algorithm gives its environment, or call "
+    "replay_buffer.set_env(model.get_env())"
 )
 MEMORY = (
     "SQLReplayBuffer does not take optimize_memory_usage=True, because each step is stored with "
@@ -259,8 +275,6 @@ def check_arguments(arguments: Mapping[str, Any], *, optimize_memory_usage: bool
         BufferConfigError: One of them; says what to do.
         TypeError: An argument of an unknown name; says which is meant.
     """
-    if any(name in arguments for name in _OF_HER):
-        raise BufferConfigError(HER)
     if optimize_memory_usage:
         raise BufferConfigError(MEMORY)
     for name, why in _OWN.items():
@@ -393,21 +407,33 @@ class SampleMaker:
         n_steps: Largest number of steps that a transition spans.
         gamma: Discount of one step.
         ends_at_limits: Whether an episode that was cut at a time limit counts as done.
+        goals: Goals in hindsight; None for none.
     """
 
     def __init__(
-        self, fields: SpaceFields, n_steps: int, gamma: float, *, ends_at_limits: bool
+        self,
+        fields: SpaceFields,
+        n_steps: int,
+        gamma: float,
+        *,
+        ends_at_limits: bool,
+        goals: HindsightGoals | None,
     ) -> None:
         self._fields, self._n_steps, self._gamma = fields, n_steps, gamma
-        self._ends_at_limits = ends_at_limits
+        self._ends_at_limits, self._goals = ends_at_limits, goals
 
     def batches(self, mirror: Mirror, batch_size: int, seed: int) -> Iterator[Batch]:
         """Return batches drawn from a mirror with replacement, without end."""
         loader: Loader[Batch]
-        if self._n_steps == 1:
+        observed = [part.field for part in self._fields.parts]
+        if self._goals is not None:
+            loader = mirror.loader(
+                "transition", batch_size, replace=True, relabel=self._goals, seed=seed,
+                fields=[*observed, ACTION, "truncated"],
+            )  # fmt: skip
+        elif self._n_steps == 1:
             loader = mirror.loader("step", batch_size, replace=True, seed=seed)
         else:
-            observed = [part.field for part in self._fields.parts]
             loader = mirror.loader(
                 "n_step", batch_size, n_step=self._n_steps, gamma=self._gamma, replace=True,
                 fields=[*observed, ACTION, "truncated"], sequence_fields=["reward"], seed=seed,
@@ -467,6 +493,40 @@ class SampleMaker:
         return returns, gamma ** n_steps.astype(np.float32)
 
 
+def goals_of(
+    fields: SpaceFields,
+    space: Any,
+    n_sampled_goal: Any,
+    strategy: Any,
+    rewards: Callable[[NDArray[Any], NDArray[Any], Any], NDArray[Any]],
+) -> HindsightGoals:
+    """Return goals in hindsight as the arguments of `HerReplayBuffer` mean them.
+
+    Args:
+        fields: The fields of the spaces.
+        space: The space of an observation.
+        n_sampled_goal: Number of relabelled transitions for each other one.
+        strategy: A `GoalSelectionStrategy`, or its name.
+        rewards: Computes rewards.
+
+    Raises:
+        BufferConfigError: The space has no goals.
+        ArgumentError: An argument is invalid.
+    """
+    field_of = {part.key: part.field for part in fields.parts}
+    if not {"achieved_goal", "desired_goal"} <= field_of.keys():
+        raise BufferConfigError(NO_GOALS.format(space))
+    name = strategy.name if isinstance(strategy, GoalSelectionStrategy) else strategy
+    named: dict[str, Any] = {"strategy": name.lower() if isinstance(name, str) else name}
+    return HindsightGoals(
+        **named,
+        reward_fn=rewards,
+        n_sampled_goal=n_sampled_goal,
+        achieved_goal=field_of["achieved_goal"],
+        desired_goal=field_of["desired_goal"],
+    )
+
+
 class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
     """A replay buffer for DQN, SAC, TD3 and other algorithms that stores its steps in a SQL
     database.
@@ -485,7 +545,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         optimize_memory_usage: Refused; see `docs/how-to/train-with-stable-baselines3.md`.
         handle_timeout_termination: Whether an episode that a time limit has cut counts as not done
             in samples. It is always stored as truncated.
-        url: The database; see `sqlbuffer.ReplayBuffer`.
+        url: The database; see `sqlbuffer.ReplayBuffer`. Without it and without `SQLBUFFER_URL`, a
+            warning says where the steps are stored.
         name: Name of the buffer; one database holds many buffers.
         create: See `sqlbuffer.ReplayBuffer`.
         n_steps: Largest number of steps that a sample spans. The algorithm does not pass its own
@@ -497,6 +558,12 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         session_id: Training session.
         model_version: See the attribute.
         mirror: Arguments of `sqlbuffer.ReplayBuffer.mirror`, such as `{"max_bytes": 2**30}`.
+        n_sampled_goal: Number of transitions with a goal in hindsight for each other one, as of
+            `HerReplayBuffer`. None: no goals are relabelled, unless `goal_selection_strategy` is
+            given. It needs an environment; see `SQLHerReplayBuffer`.
+        goal_selection_strategy: `future`, `final` or `episode`, as of `HerReplayBuffer`.
+        copy_info_dict: Refused if True, because infos are not stored.
+        env: The environment that computes rewards for goals in hindsight.
         **settings: Other settings of `sqlbuffer.ReplayBuffer`, such as `compression`.
 
     Attributes:
@@ -505,8 +572,9 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             later; None: it is not stored.
 
     Raises:
-        BufferConfigError: HER or `optimize_memory_usage`; `n_steps` without `gamma`; or the buffer
-            is stored with other settings.
+        BufferConfigError: `optimize_memory_usage` or `copy_info_dict`; `n_steps` without `gamma`;
+            goals in hindsight with several steps, or without goals in the space; or the buffer is
+            stored with other settings.
         FieldError: The buffer is stored with other fields than those of the spaces.
         StorageUnreachableError: The database does not answer; see `sqlbuffer.ReplayBuffer` for
             other errors.
@@ -551,10 +619,14 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         session_id: str | None = None,
         model_version: int | None = None,
         mirror: Mapping[str, Any] | None = None,
+        n_sampled_goal: int | None = None,
+        goal_selection_strategy: Any = None,
+        copy_info_dict: bool = False,
+        env: Any = None,
         **settings: Unpack[OpenerSettings],
     ) -> None:
-        if isinstance(self, HerReplayBuffer):
-            raise BufferConfigError(HER)
+        if copy_info_dict:
+            raise BufferConfigError(INFOS)
         check_arguments(settings, optimize_memory_usage=optimize_memory_usage)
         checked_integer(buffer_size, "buffer_size", 1)
         checked_integer(n_envs, "n_envs", 1)
@@ -581,7 +653,15 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             "buffer_size": int(buffer_size), "observation_space": observation_space,
             "action_space": action_space, "n_envs": self.n_envs,
             "handle_timeout_termination": self.handle_timeout_termination,
+            "n_sampled_goal": n_sampled_goal, "goal_selection_strategy": goal_selection_strategy,
         }  # fmt: skip
+        self.env, goals = env, None
+        if n_sampled_goal is not None or goal_selection_strategy is not None:
+            if self.n_steps > 1:
+                raise BufferConfigError(SEVERAL_STEPS.format(self.n_steps))
+            n = N_SAMPLED_GOAL if n_sampled_goal is None else n_sampled_goal
+            strategy = goal_selection_strategy or "future"
+            goals = goals_of(self._fields, observation_space, n, strategy, self._rewards)
         declared = self._fields.declared()
         all_settings: Any = {**settings, "max_capacity": int(buffer_size), **declared}
         self.buffer = ReplayBuffer(url, name, create=create, **all_settings)
@@ -590,6 +670,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             self.n_steps,
             self.gamma,
             ends_at_limits=not self.handle_timeout_termination,
+            goals=goals,
         )
         self._start()
         self._begin(0)  # keys are checked now, and not after the first step
@@ -647,7 +728,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """End the open episodes, store what waits, and free the mirror; a later call opens again.
+        """End the open episodes, store what waits, and free the mirror; samples are refused
+        afterwards.
 
         Raises:
             StorageError: It could not be stored, and waits.
@@ -748,6 +830,32 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
         return self._maker.batches(self._mirror, batch_size, seed)
 
+    def set_env(self, env: Any) -> None:
+        """Set the environment that computes rewards for goals in hindsight.
+
+        Args:
+            env: A `VecEnv`; the method `compute_reward` of its first environment is called.
+
+        Raises:
+            ValueError: The buffer has one already.
+        """
+        if self.env is not None:
+            raise ValueError("the replay buffer has an environment already")
+        self.env = env
+
+    def _rewards(
+        self, achieved_goal: NDArray[Any], desired_goal: NDArray[Any], infos: Any
+    ) -> NDArray[Any]:
+        """Return the rewards that the environment computes; see `HindsightGoals`."""
+        if self.env is None:
+            raise BufferConfigError(NO_ENV)
+        n = len(achieved_goal)
+        (rewards,) = self.env.env_method(
+            "compute_reward", achieved_goal, desired_goal, [{} for _ in range(n)], indices=[0]
+        )
+        rewards = np.asarray(rewards)
+        return rewards.reshape(n) if rewards.size == n else rewards
+
     def _be_in_this_process(self) -> None:
         """Begin again in a process that was forked."""
         if self._pid != os.getpid():
@@ -785,6 +893,61 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             "steps of SQLReplayBuffer have no fixed index, because other processes add and evict; "
             "call sample(), or read steps by their number with replay_buffer.buffer"
         )
+
+
+class SQLHerReplayBuffer(SQLReplayBuffer, HerReplayBuffer):  # type: ignore[misc]
+    """A `SQLReplayBuffer` that relabels goals in hindsight (HER), in place of `HerReplayBuffer`.
+
+    An algorithm of Stable-Baselines3 gives its environment only to classes that are derived from
+    `HerReplayBuffer`, so goals in hindsight have a class of their own. The environment's method
+    `compute_reward` computes the rewards for new goals. Only transitions of episodes that have
+    ended are drawn: `learning_starts` is more than the steps of the longest episode.
+
+    Flags `dones` are those that are stored, as `HerReplayBuffer` has them. Rows with new goals are
+    at random places of a batch; `HerReplayBuffer` puts them last.
+
+    Args:
+        *args: Arguments of `SQLReplayBuffer`.
+        n_sampled_goal: Number of transitions with a goal in hindsight for each other one.
+        goal_selection_strategy: `future`, `final` or `episode`.
+        **options: Further arguments of `SQLReplayBuffer`.
+
+    Raises:
+        BufferConfigError: The space of observations has no goals, or `n_steps` is above 1; see
+            `SQLReplayBuffer` for other errors.
+
+    Example:
+        >>> from stable_baselines3 import DQN
+        >>> from stable_baselines3.common.envs import BitFlippingEnv
+        >>> model = DQN(
+        ...     "MultiInputPolicy",
+        ...     BitFlippingEnv(n_bits=4),
+        ...     learning_starts=20,
+        ...     replay_buffer_class=SQLHerReplayBuffer,
+        ...     replay_buffer_kwargs={"url": "sqlite://", "n_sampled_goal": 4},
+        ... )
+        >>> _ = model.learn(40)
+        >>> model.replay_buffer.sample(8).observations["desired_goal"].shape
+        torch.Size([8, 4])
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        n_sampled_goal: int = N_SAMPLED_GOAL,
+        goal_selection_strategy: Any = "future",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *args,
+            n_sampled_goal=n_sampled_goal,
+            goal_selection_strategy=goal_selection_strategy,
+            **options,
+        )
+
+    def truncate_last_trajectory(self) -> None:
+        """End the open episodes of this process; loading a replay buffer calls it."""
+        self._episodes.end()
 
 
 def _with_password(url: str) -> Database:

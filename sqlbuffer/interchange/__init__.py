@@ -2,14 +2,24 @@
 
 `export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_jsonl`
 writes JSON lines, and `insert_jsonl` reads them. `export_rollouts` writes a folder of
-conversations, `export_minari` a Minari data set, and `export_atif` trajectories of ATIF. `to_hf`
-returns a data set that reads a buffer. `BufferStream` reads the steps of a buffer as columns, under
-a hold; all exports use it.
+conversations, `export_minari` a Minari data set, and `export_atif` trajectories of ATIF.
+`export_arrays` returns or writes flat arrays, the form of D4RL and d3rlpy, and `import_arrays`
+reads them; `from_sb3`, `to_sb3`, `from_cpprb` and `to_cpprb` are for replay buffers in memory.
+`to_hf` returns a data set that reads a buffer. `BufferStream` reads the steps of a buffer as
+columns, under a hold; all exports use it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqlbuffer.interchange.arrays.exporting import export_arrays
+    from sqlbuffer.interchange.arrays.importing import import_arrays
+    from sqlbuffer.interchange.arrays.memory_buffers import (
+        from_cpprb,
+        from_sb3,
+        to_cpprb,
+        to_sb3,
+    )
     from sqlbuffer.interchange.atif import AtifExport, export_atif, import_atif
     from sqlbuffer.interchange.hugging_face import (
         RolloutExport,
@@ -25,6 +35,9 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.streams import BufferStream, StreamPiece
 
 _HOME = {
+    "export_arrays": "arrays.exporting",
+    "import_arrays": "arrays.importing",
+    **dict.fromkeys(("from_cpprb", "from_sb3", "to_cpprb", "to_sb3"), "arrays.memory_buffers"),
     **dict.fromkeys(("AtifExport", "export_atif", "import_atif"), "atif"),
     **dict.fromkeys(("RolloutExport", "RolloutRows", "export_rollouts", "to_hf"), "hugging_face"),
     **dict.fromkeys(("export_jsonl", "insert_jsonl"), "jsonl"),
@@ -43,16 +56,22 @@ __all__ = [
     "RolloutExport",
     "RolloutRows",
     "StreamPiece",
+    "export_arrays",
     "export_atif",
     "export_jsonl",
     "export_minari",
     "export_parquet",
     "export_rollouts",
+    "from_cpprb",
+    "from_sb3",
+    "import_arrays",
     "import_atif",
     "import_minari",
     "import_parquet",
     "insert_jsonl",
+    "to_cpprb",
     "to_hf",
+    "to_sb3",
 ]
 
 if not TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying import OnProgress
 from sqlbuffer.errors import FieldError
+from sqlbuffer.interchange.arrays.exporting import format_of_path
 from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
 
-EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari", "atif")
+EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari", "atif", "npz", "hdf5")
 # Kinds of rows of Hugging Face's data sets.
 STEPS = "steps"
 ROWS = (STEPS, *ROLLOUT_FORMS)
@@ -42,6 +43,10 @@ def exporter(name: str, *, rows: str = STEPS, env: str | None = None) -> Callabl
         return export_jsonl
     if name == "minari":
         return partial(_to_minari, env=env)
+    if name in ("npz", "hdf5"):
+        from sqlbuffer.interchange.arrays.exporting import export_arrays
+
+        return partial(export_arrays, format=name)
     if name == "atif":
         return _to_atif
     if rows != STEPS:
@@ -115,7 +120,17 @@ def _to_minari(
     )
 
 
-IMPORT_FORMATS = ("parquet", "jsonl", "minari", "atif")
+IMPORT_FORMATS = ("parquet", "jsonl", "minari", "atif", "npz", "hdf5")
+
+
+def export_format_of(out: str) -> str:
+    """Return the format of an output by its name: `npz`, `hdf5`, or a folder of Parquet files.
+
+    Example:
+        >>> export_format_of("data.npz"), export_format_of("out")
+        ('npz', 'parquet')
+    """
+    return format_of_path(out) or "parquet"
 
 
 def format_of(source: str) -> str:
@@ -125,9 +140,12 @@ def format_of(source: str) -> str:
         source: A file or folder.
 
     Example:
-        >>> format_of("steps.jsonl"), format_of("out")
-        ('jsonl', 'parquet')
+        >>> format_of("steps.jsonl"), format_of("data.h5"), format_of("out")
+        ('jsonl', 'hdf5', 'parquet')
     """
     if source.endswith((".jsonl", ".ndjson")):
         return "jsonl"
+    arrays = format_of_path(source)
+    if arrays is not None:
+        return arrays
     return "minari" if (Path(source) / "data" / "metadata.json").is_file() else "parquet"

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 
 from sqlbuffer.checks import checked_dict, checked_integer, checked_names, refused
 from sqlbuffer.display import shown
-from sqlbuffer.errors import ArgumentError, FieldError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.loading.plans import (
     Agree,
@@ -360,9 +360,11 @@ class Loader(Generic[T]):
         self._run, self._progress = 0, Progress()
         self._next_run, self._is_resumed = 0, False
         self.on_close: Callable[[], None] | None = None
+        self._is_closed = False
 
     def close(self) -> None:
-        """Close the mirror that the loader opened, if it did; it has no batches afterwards."""
+        """Refuse further batches, and close the mirror that the loader opened, if it did."""
+        self._is_closed = True
         if self.on_close is not None:
             self.on_close()
 
@@ -373,13 +375,25 @@ class Loader(Generic[T]):
         self.close()
 
     def __iter__(self) -> Generator[T, None, None]:
-        """Begin an iteration; the generator may be closed before its end."""
+        """Begin an iteration; the generator may be closed before its end.
+
+        Raises:
+            BufferConfigError: The loader is closed; or, with a batch, its buffer is.
+        """
+        self._check_open()
         if self._is_resumed:
             run, progress, self._is_resumed = self._run, self._progress, False
         else:
             run, progress = self._next_run, Progress()
         self._run, self._progress, self._next_run = run, progress, run + 1
         return self._noted(self.run_of(run), progress)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BufferConfigError(
+                "the loader is closed, by close() or the end of its with block; make another one "
+                "with buffer.loader()"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches of an iteration over passes, for the rows stored now.
@@ -432,6 +446,7 @@ class Loader(Generic[T]):
 
         :meta private:
         """
+        self._check_open()
         return self._batches(run, progress)
 
     def begin(self, run: LoaderRun) -> Progress:
@@ -553,10 +568,12 @@ class Loader(Generic[T]):
             raise ArgumentError(f"the state is damaged: {shown(_progress_in(state))}")
 
     def _noted(self, run: LoaderRun, progress: Progress) -> Generator[T, None, None]:
+        self._check_open()
         with closing(self._batches(run, progress)) as batches:
             for batch, behind in batches:
                 self._run, self._progress = run.number, behind
                 yield batch
+                self._check_open()
         self._run, self._progress = run.number + 1, Progress()
 
     def _batches(

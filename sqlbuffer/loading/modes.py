@@ -10,6 +10,7 @@ import numpy as np
 
 from sqlbuffer.arguments import Condition, check_n_step, checked_batch_size, checked_sampler
 from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, TransitionForm, WindowForm
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.checks import checked_choice, checked_flag, checked_integer
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, BufferConfigError
@@ -24,7 +25,7 @@ Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
 # The options that not every mode takes.
 TAKES: dict[str, tuple[str, ...]] = {
     "step": (),
-    "transition": ("n_step", "gamma", "stack", "terminal_field", "skip_single"),
+    "transition": ("n_step", "gamma", "stack", "terminal_field", "skip_single", "relabel"),
     "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field", "skip_single"),
     "window": ("length", "burn_in", "stride", "stack"),
     "trajectory": ("include_partial",),
@@ -48,6 +49,7 @@ class LoaderSettings(TypedDict, total=False):
     stack: Mapping[str, int] | None
     terminal_field: str | None
     skip_single: bool
+    relabel: HindsightGoals | None
     include_partial: bool
     shuffle: bool
     seed: int | None
@@ -81,6 +83,7 @@ class LoaderOptions:
     stack: Mapping[str, int] | None = None
     terminal_field: str | None = None
     skip_single: bool = False
+    relabel: HindsightGoals | None = None
     include_partial: bool = False
     shuffle: bool = True
     seed: int | None = None
@@ -98,7 +101,7 @@ class LoaderOptions:
         for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
             checked_flag(getattr(self, name), name)
         checked_integer(self.batch_size, "batch_size", 1)
-        checked_batch_size(self.batch_size, self.sampler, 1, replace=bool(self.replace))
+        checked_batch_size(self.batch_size, self.sampler, replace=bool(self.replace))
         check_n_step(self.n_step, self.gamma)
         checked_seed(self.seed)
         if self.epochs is not None:
@@ -155,6 +158,7 @@ class LoaderOptions:
             terminal_field=self.terminal_field,
             sequence_fields=self.sequence_fields,
             skip_single=bool(self.skip_single),
+            relabel=self.relabel,
         )
 
     def identity(self, node: Node) -> dict[str, Any]:
@@ -170,6 +174,17 @@ class LoaderOptions:
         }
         identity["stack"] = (
             None if not self.stack else sorted([k, int(v)] for k, v in self.stack.items())
+        )
+        goals = self.relabel
+        identity["relabel"] = (
+            None
+            if goals is None
+            else [
+                int(goals.n_sampled_goal),
+                goals.strategy,
+                goals.achieved_goal,
+                goals.desired_goal,
+            ]
         )
         identity["passes"] = (
             "" if self.is_drawn else "endless" if self.epochs is None else "counted"

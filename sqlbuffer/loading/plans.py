@@ -14,7 +14,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, put_rewards
+from sqlbuffer.batches.hindsight import Rng
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.shortage import Shortage, check_sufficient, shortage
 from sqlbuffer.query.tree import EVERYTHING, Node
@@ -356,6 +357,7 @@ class BatchSource:
             return self.reader.read(candidates, keys), candidates.clock
 
         batch, clock = self.store.draws.draw(self.node, read, self.reader.columns)
+        put_rewards(self.form, batch)
         return self.store.draws.logged_batch(batch, clock, "Dataset")
 
     def shortage(self, sampler: Sampler | None = None) -> Shortage:
@@ -413,21 +415,22 @@ class BatchSource:
         """Wait until rows up to a number are there, where a standby is read."""
         self.store.own_writes.wait_for(seq)
 
-    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int, rng: Rng) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
-        behind them.
+        behind them. `rng` returns the generator that chooses goals in hindsight.
         """
 
         def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
-            return *self._next(candidates, order, place, n), candidates.clock
+            return *self._next(candidates, order, place, n, rng), candidates.clock
 
         batch, behind, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         if batch is not None:
+            put_rewards(self.form, batch)
             batch = self.store.draws.logged_batch(batch, clock, "pass")
         return batch, behind
 
     def _next(
-        self, candidates: Candidates, order: PassOrder, place: Place, n: int
+        self, candidates: Candidates, order: PassOrder, place: Place, n: int, rng: Rng
     ) -> tuple[Batch | None, Place]:
         tested: list[Items] = []
 
@@ -439,9 +442,9 @@ class BatchSource:
         if not keys.size:
             return None, place
         if np.array_equal(tested[0].numbers[: keys.size], keys):
-            return tested[0].batch(keys.size), place
+            return tested[0].batch(keys.size, rng), place
         # The candidates remember what they have read.
-        return self.reader.read(candidates, keys), place
+        return self.reader.read(candidates, keys, rng), place
 
 
 Progress = dict[str, Any]
@@ -488,7 +491,7 @@ class PassSource(Protocol):
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
 
-    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int, rng: Rng) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
     def n_possible(self) -> int:
@@ -503,9 +506,39 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def own_sampler(sampler: Sampler | None, replace: bool, seed: int) -> Sampler:
-    """Return the sampler of an iteration."""
-    return RandomSampler(replace=replace, seed=seed) if sampler is None else own_copy(sampler)
+def own_sampler(
+    sampler: Sampler | None, replace: bool, seed: int, progress: Progress | None = None
+) -> Sampler:
+    """Return the sampler of an iteration.
+
+    Raises:
+        ArgumentError: The progress is of another sampler or seed.
+    """
+    if sampler is None:
+        return RandomSampler(replace=replace, seed=seed)
+    sampler = own_copy(sampler)
+    if progress:
+        sampler.load_state_dict(progress["sampler"])
+    return sampler
+
+
+def sampler_progress(given: Sampler | None, sampler: Sampler) -> Progress:
+    """Return the part of a progress that tells where the sampler of an iteration is; nothing where
+    the loader has no sampler: the seed of the loader is enough.
+    """
+    return {} if given is None else {"sampler": sampler.state_dict()}
+
+
+def knows_sampler(sampler: Sampler | None, progress: Progress) -> bool:
+    """Return True if a progress has the state of a sampler if there is one, which takes it over.
+
+    Raises:
+        ArgumentError: The state is of another sampler or seed.
+    """
+    if (sampler is None) != ("sampler" not in progress):
+        return False
+    own_sampler(sampler, False, 0, progress)
+    return True
 
 
 @dataclass(frozen=True)
@@ -526,22 +559,27 @@ class Draws:
 
     def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
         """Yield the batches."""
-        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        sampler = own_sampler(self.sampler, self.replace, run.seed, progress)
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
             check_sufficient(
                 batch.n_rows, self.batch_size, True, lambda: self.source.shortage(sampler)
             )
             sampler.handed_out()
-            yield batch, {"batch": number + 1}
+            yield batch, {"batch": number + 1, **sampler_progress(self.sampler, sampler)}
 
     def begin(self, run: LoaderRun) -> Progress:
         """Return the progress before the first batch."""
-        return {"batch": 0}
+        sampler = own_sampler(self.sampler, self.replace, run.seed)
+        return {"batch": 0, **sampler_progress(self.sampler, sampler)}
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws."""
-        return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
+        return not progress or (
+            set(progress) - {"sampler"} == {"batch"}
+            and is_count(progress["batch"])
+            and knows_sampler(self.sampler, progress)
+        )
 
     def n_batches(self) -> int | None:
         """Return None: draws have no end."""
@@ -607,7 +645,9 @@ class Passes:
         order = self._order(run, number, progress)
         place = Place(progress.get("place", 0))
         while True:
-            batch, place = self.source.next(order, place, self.batch_size)
+            path = (run.number, number, run.worker, max(run.n_workers, 1), place.place)
+            rng = partial(generator_of, run.seed, *path)
+            batch, place = self.source.next(order, place, self.batch_size, rng)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             progress = {"pass": number, "low": order.low, "high": order.high, "place": place.place}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,6 +20,7 @@ from weakref import finalize
 
 import numpy as np
 
+from sqlbuffer.batches.hindsight import Rng
 from sqlbuffer.checks import integer_of, refused
 from sqlbuffer.errors import ArgumentError, InsufficientDataError, StorageError
 from sqlbuffer.loading.plans import (
@@ -436,22 +438,26 @@ class ShardedPasses:
         part = PartOfPass(keys, rng, *taking.part, even=self.even)
         place, done = Place(progress.get("place", 0)), progress.get("batch", 0)
         while True:
-            batch, place = self._next(part, place, done)
+            path = (agreed["number"], number, *taking.part, place.place)
+            goals = partial(generator_of, agreed["seed"], *path)
+            batch, place = self._next(part, place, done, goals)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             done += 1
             behind = {"pass": number, "place": place.place, "batch": done, "ranks": agreed}
             yield batch, {**behind, **taking.later(number)}
 
-    def _next(self, part: PartOfPass, place: Place, done: int) -> tuple[Batch | None, Place]:
+    def _next(
+        self, part: PartOfPass, place: Place, done: int, rng: Rng
+    ) -> tuple[Batch | None, Place]:
         if not self.even:
-            return self.source.next(part, place, self.batch_size)
+            return self.source.next(part, place, self.batch_size, rng)
         if done >= part.n_batches(self.batch_size, drop_last=self.drop_last):
             return None, place
         # Rows that have left are made up for by those of the beginning.
         part.end = place.place + part.n_rows
         n = part.rows_of_batch(done, self.batch_size, drop_last=self.drop_last)
-        batch, behind = self.source.next(part, place, n)
+        batch, behind = self.source.next(part, place, n, rng)
         if batch is None or (self.drop_last and batch.n_rows < n):
             n_read = 0 if batch is None else batch.n_rows
             raise InsufficientDataError(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, TransitionForm
 from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -87,5 +87,7 @@ def shortage(
                 causes.append(f"{n} {cause}")
         if isinstance(sampler, Sampler) and sampler.reads_priorities:
             causes.append("those that have the priority 0")
+        if isinstance(form, TransitionForm) and form.relabel is not None:
+            causes.append("those of episodes that have not ended (relabel)")
     text = f"; of the rows that match these are not drawn: {', '.join(causes)}" if causes else ""
     return Shortage(store.info.name, causes=text)

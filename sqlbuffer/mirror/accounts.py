@@ -73,7 +73,7 @@ class DrawAccounts:
         if self._is_closed:
             return 0  # the draw says so
         self._begin()
-        return n if n > 0 and self._credits.take(n) else 0
+        return n if self._credits.take(n) else 0
 
     def log(self, batch: Batch, clock: int | None, sampler: Sampler | None) -> None:
         """Log a batch that was drawn, if the buffer logs batches.

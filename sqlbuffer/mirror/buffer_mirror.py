@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.checks import checked_flag, checked_path, refused
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
 from sqlbuffer.errors import ArgumentError, BufferConfigError
@@ -180,6 +181,7 @@ class Mirror:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
         condition: Condition = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
@@ -193,6 +195,7 @@ class Mirror:
             stack: Number of stacked frames, by field.
             terminal_field: Field that marks where an episode terminated.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
+            relabel: Goals in hindsight; see `HindsightGoals`.
             condition: Condition that first steps must match; see `sample_arrays`. The later steps
                 may be any.
             fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
@@ -214,7 +217,7 @@ class Mirror:
         check_n_step(n_step, gamma)
         form = self._draws.transition_form(
             int(n_step), float(gamma), fields, stack, terminal_field,
-            skip_single=checked_flag(skip_single, "skip_single"),
+            skip_single=checked_flag(skip_single, "skip_single"), relabel=relabel,
         )  # fmt: skip
         return self._draws.sample(form, batch_size, sampler, self._node(condition))
 

@@ -151,7 +151,7 @@ def _by_rejection(
 ) -> Integers | None:
     """Return n slots at random places; None where too few are accepted."""
     if not n_places or (n > n_places and not replace):
-        return None if n else np.zeros(0, np.int64)
+        return None
     chosen: Integers | None = None
     # Mostly a few more than wanted are enough, and `accepts` is asked once.
     n_drawn, size = 0, n + n // 8 + 8
@@ -235,7 +235,7 @@ class PrioritizedChooser:
             return taken
 
         draw = _Draw(is_drawable, tree, takes, self.rng)
-        if not n or not tree.total > 0:
+        if not tree.total > 0:
             slots = np.zeros(0, np.int64)
         elif self.sampler.stratified:
             order = priorities.block_order(memory.blocks, memory.changed)

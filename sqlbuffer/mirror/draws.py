@@ -12,11 +12,21 @@ from sqlbuffer.batches.forms import (
     TrajectoryForm,
     TransitionForm,
     no_successor,
+    put_rewards,
     warn_of_single_steps,
 )
+from sqlbuffer.batches.hindsight import HindsightGoals, Rng, rng_of
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
-from sqlbuffer.batches.step_table import NONE, Flags, Integers, as_float32, as_records, bytes_of
-from sqlbuffer.batches.transitions import TransitionMaker, TransitionPlan
+from sqlbuffer.batches.step_table import (
+    NONE,
+    Flags,
+    Integers,
+    StepTable,
+    as_float32,
+    as_records,
+    bytes_of,
+)
+from sqlbuffer.batches.transitions import TransitionMaker, TransitionPlan, with_goals
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.shortage import Shortage, check_sufficient, shortage
@@ -170,13 +180,16 @@ class MemoryBatches:
         # Of transitions alone.
         self._table: TransitionTable | None = None
         self._refused: _StepsWithoutEpisode | None = None
-        self._notes_single = False
+        self._notes_single = self._relabels = False
         if isinstance(maker, TransitionMaker) and isinstance(form, TransitionForm):
             memory.check_kept(form.names)
             if not (form.stack or form.sequence_fields or maker.checks_ends):
-                self._table = TransitionTable(memory, form.n_step, maker.plan, self._n_at_once)
-            if not (form.has_next or form.skip_single):
-                self._refused = _StepsWithoutEpisode(memory)
+                # Without goals: if an episode has ended, it does not change the plans of its steps.
+                plain: Maker[Any] = maker_of(memory, form.without_goals, observation)
+                self._table = TransitionTable(memory, form.n_step, plain.plan, self._n_at_once)
+            if form.refuses_single:
+                self._refused = _StepsWithoutEpisode(memory, form)
+            self._relabels = form.relabel is not None
             self._notes_single = form.n_step > 1 and not form.needs_episodes
             self._n_step = form.n_step
         # Of partial trajectories alone.
@@ -186,21 +199,29 @@ class MemoryBatches:
             else None
         )
 
-    def draw(self, chooser: Chooser, n: int, matching: Flags | None = None) -> Batch:
+    def draw(
+        self,
+        chooser: Chooser,
+        n: int,
+        matching: Flags | None = None,
+        rng: Rng = np.random.default_rng,
+    ) -> Batch:
         """Return n items, or fewer if there are fewer.
 
         Args:
             chooser: Chooses their keys.
             n: Number of items.
             matching: True for slots whose step may be a key; None: all that may be drawn.
+            rng: Returns the generator that chooses goals in hindsight.
         """
         memory, table = self.memory, self._table
-        if n:
-            self._refuse_single(matching)
-        if table is not None and not memory.episodes.n_aborted:
+        self._refuse_single(matching)
+        if table is not None and (self._relabels or not memory.episodes.n_aborted):
             accepted = table.accepted(n)
             if accepted is not None:
                 # As without the table: a seed draws the same steps either way.
+                if self._relabels:
+                    return self._with_goals(chooser, n, matching, rng, table, accepted)
                 chosen = chooser.choose(memory, self.keys(matching), n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
         if self._maker.accepts_all:
@@ -216,7 +237,35 @@ class MemoryBatches:
             return plans[-1].accepted
 
         chosen = chooser.choose(memory, self.keys(matching), n, accepts)
-        return self._batch(self._planned(chosen.slots, plans), chosen.columns)
+        plan = with_goals(self._maker, self._planned(chosen.slots, plans), rng)
+        return self._batch(plan, chosen.columns)
+
+    def _with_goals(
+        self,
+        chooser: Chooser,
+        n: int,
+        matching: Flags | None,
+        rng: Rng,
+        table: TransitionTable,
+        accepted: Flags,
+    ) -> Batch:
+        """Return n transitions with goals in hindsight, of plans that are known; see `draw`."""
+        memory, maker = self.memory, self._maker
+        assert isinstance(maker, TransitionMaker)
+        have_goals = maker.have_goals
+
+        def plan_of(_: "StepTable", slots: "Integers") -> TransitionPlan:
+            plan = table.plan(slots)
+            of = memory.gathered_links(slots)["episode"]
+            plan.accepted[:] = accepted[slots] & have_goals(of, plan.after, plan.is_final)
+            return plan
+
+        def accepts(slots: "Integers") -> "Flags":
+            return plan_of(memory, slots).accepted
+
+        chosen = chooser.choose(memory, self.keys(matching), n, accepts)
+        plan = maker.with_goals(table.plan(chosen.slots), rng(), plan_of)
+        return self._batch(plan, chosen.columns)
 
     def keys(self, matching: Flags | None = None) -> Flags:
         """Return which slots have a key that may be drawn, shape (n_used,); see `draw`."""
@@ -239,9 +288,10 @@ class MemoryBatches:
         accepted[indexes] = self._accepted(slots[indexes], self._n_at_once(slots[indexes]))
         return accepted
 
-    def read(self, slots: Integers) -> Batch:
-        """Return the items made from accepted slots, in their order."""
-        return self._batch(self._maker.plan(slots), NO_COLUMNS)
+    def read(self, slots: Integers, rng: Rng = np.random.default_rng) -> Batch:
+        """Return the items made from accepted slots, in their order; for `rng` see `draw`."""
+        plan = with_goals(self._maker, self._maker.plan(slots), rng)
+        return self._batch(plan, NO_COLUMNS)
 
     def _batch(self, plan: Plan, columns: Any) -> Batch:
         if self._notes_single:
@@ -337,8 +387,8 @@ class _FirstRuns:
 class _StepsWithoutEpisode:
     """The steps without an episode, of which no transition is drawn."""
 
-    def __init__(self, memory: StepMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: StepMemory, form: TransitionForm) -> None:
+        self._memory, self._form = memory, form
         self._slots, self._n_changes = np.zeros(0, np.int64), -1
 
     def refuse(self, may_be_drawn: Flags) -> None:
@@ -355,7 +405,7 @@ class _StepsWithoutEpisode:
         if len(self._slots):
             drawable = self._slots[may_be_drawn[self._slots]]
             if len(drawable):
-                raise no_successor(int(memory.records[SEQ][drawable].max()))
+                raise no_successor(self._form, int(memory.records[SEQ][drawable].max()))
 
 
 T = TypeVar("T")
@@ -418,7 +468,7 @@ class MemoryDraws:
     ) -> Batch:
         """Return n things that a sampler draws; see `sampled`."""
         batch, _ = self.sampled(form, n, sampler, node)
-        if sampler is not None and batch.n_rows:
+        if sampler is not None:
             sampler.handed_out()  # loaders call it themselves
         return batch
 
@@ -438,10 +488,13 @@ class MemoryDraws:
             node: Condition that first steps must match.
 
         Raises:
+            BufferConfigError: The mirror or its buffer is closed.
             InsufficientDataError: Fewer items can be drawn.
             FlowControlError: The rate limiter did not admit the draw in time.
         """
+        self._store.check_open()
         chooser: Chooser = self._uniform
+        rng = rng_of(sampler, lambda: self._rng)
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
@@ -455,14 +508,19 @@ class MemoryDraws:
             maker: MemoryBatches, matching: "Flags | None"
         ) -> "tuple[Batch, int, int | None]":
             memory = maker.memory
-            return maker.draw(chooser, n, matching), memory.high, memory.clock
+            return maker.draw(chooser, n, matching, rng), memory.high, memory.clock
 
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
             batch, head, clock = self.read(form, node, draw_from)
+            if batch.n_rows < n and form.needs_ends and not self._refreshing.is_cut_off:
+                # The end of an episode may wait to be stored.
+                self._store.own_writes.store()
+                batch, head, clock = self.read(form, node, draw_from)
             n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
+            put_rewards(form, batch)
             self.accounts.log(batch, clock, sampler)
             n_drawn = n_found
         finally:
@@ -491,6 +549,7 @@ class MemoryDraws:
         terminal_field: str | None,
         sequence_fields: Sequence[str] = (),
         skip_single: bool = False,
+        relabel: HindsightGoals | None = None,
     ) -> TransitionForm:
         """Return the form of transitions: the same one for the same arguments.
 
@@ -498,11 +557,11 @@ class MemoryDraws:
             FieldError: See `TransitionForm.of`.
         """
         return self._form_of(
-            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single),
+            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single, relabel),
             lambda: TransitionForm.of(
                 self._settings.fields, n_step, gamma, names=fields, stack=stack,
                 terminal_field=terminal_field, sequence_fields=sequence_fields,
-                skip_single=skip_single,
+                skip_single=skip_single, relabel=relabel,
             ),
         )  # fmt: skip
 
@@ -532,6 +591,7 @@ class MemoryDraws:
             compute: Function that is called with the maker, and flags of slots whose steps match;
                 None if all match.
         """
+        self._store.check_open()
         self._refreshing.prepare()
 
         # In quotes: Python evaluates annotations of a nested function in each call.

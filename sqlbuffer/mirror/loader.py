@@ -7,7 +7,8 @@ from warnings import warn
 
 import numpy as np
 
-from sqlbuffer.batches.forms import Form, TrajectoryForm
+from sqlbuffer.batches.forms import Form, TrajectoryForm, put_rewards
+from sqlbuffer.batches.hindsight import Rng
 from sqlbuffer.batches.step_table import NONE, Flags
 from sqlbuffer.loading.loader import Loader, Output, passes_of
 from sqlbuffer.loading.modes import LoaderOptions
@@ -111,18 +112,19 @@ class MirrorSource:
         """Read the buffer, unless the mirror knows a step."""
         self._draws.catch_up(seq)
 
-    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int, rng: Rng) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
-        behind them.
+        behind them. `rng` returns the generator that chooses goals in hindsight.
         """
 
         def next_of(
             maker: MemoryBatches, matching: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
-            return *_next(maker, matching, order, place, n), maker.memory.clock
+            return *_next(maker, matching, order, place, n, rng), maker.memory.clock
 
         batch, behind, clock = self._draws.read(self._form, self._node, next_of)
         if batch is not None:
+            put_rewards(self._form, batch)
             self._draws.accounts.log_pass(batch, clock)
         return batch, behind
 
@@ -134,7 +136,12 @@ def _keys(maker: MemoryBatches, matching: Flags | None) -> Numbers:
 
 
 def _next(
-    maker: MemoryBatches, matching: Flags | None, order: PassOrder, place: Place, n: int
+    maker: MemoryBatches,
+    matching: Flags | None,
+    order: PassOrder,
+    place: Place,
+    n: int,
+    rng: Rng,
 ) -> tuple[Batch | None, Place]:
     blocks = maker.memory.blocks
 
@@ -146,7 +153,7 @@ def _next(
     keys, place = next_keys(
         order, place, n, maker.memory.low, lambda: _keys(maker, matching), usable
     )
-    return (maker.read(blocks.slots_of(keys)) if keys.size else None), place
+    return (maker.read(blocks.slots_of(keys), rng) if keys.size else None), place
 
 
 def open_mirror_loader(
@@ -208,7 +215,7 @@ class MirrorDrawsPlan:
             UserWarning: The newest step is not the one at which the state was taken.
         """
         before = progress.get("head")
-        begun = {"batch": progress["batch"]} if progress else {}
+        begun = {name: value for name, value in progress.items() if name != "head"}
         for batch, behind in self.draws.batches(run, begun):
             head = self.head()
             if before is not None and head != before:
@@ -227,8 +234,10 @@ class MirrorDrawsPlan:
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws from a mirror."""
-        names = {"batch", "head"}
-        return not progress or (set(progress) == names and all(map(is_count, progress.values())))
+        others = {name: value for name, value in progress.items() if name != "head"}
+        return not progress or (
+            is_count(progress.get("head")) and bool(others) and self.draws.knows(others)
+        )
 
     def n_batches(self) -> int | None:
         """Return None: draws have no end."""

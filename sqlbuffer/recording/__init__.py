@@ -1,31 +1,21 @@
 """Wrap an environment so that a buffer stores each of its steps."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.recording.recorder import Begin, StepTarget
+from sqlbuffer.recording.recorder import MakeWriter, RecordedValues, StepTarget
 
-__all__ = ["recorded"]
+__all__ = ["RecordedValues", "recorded"]
 
 
-def recorded(
-    env: Any,
-    buffer: StepTarget,
-    begin: Begin,
-    wait: Callable[[int], None],
-    model_version: int | None,
-    session_id: str | None = None,
-) -> Any:
+def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, values: RecordedValues) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:
-        env: A gymnasium environment.
+        env: An environment of gymnasium, or a parallel one of PettingZoo.
         buffer: The buffer that stores its steps.
-        begin: Begins an episode there.
-        wait: Waits until a number of steps may be pending there.
-        model_version: The first version.
-        session_id: The first session.
+        make_writer: Makes the writer of its steps.
+        values: What is stored in addition to the spaces.
 
     Raises:
         ArgumentError: `env` is not an environment.
@@ -43,4 +33,4 @@ def recorded(
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded(env, buffer, begin, wait, model_version, session_id)
+    return wrappers.recorded(env, buffer, make_writer, values)

@@ -1,28 +1,39 @@
 """Store the steps of one or several environments that take their steps together."""
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.episode_writer import EpisodeWriter
-from sqlbuffer.errors import FieldError, SQLBufferError
+from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import FieldSpec, takes
-from sqlbuffer.processes import at_process_end
 from sqlbuffer.spaces import ACTION, OBSERVATION, SpaceFields, fields_from_env
-
-logger = logging.getLogger("sqlbuffer")
+from sqlbuffer.vector_writer import VectorWriter
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
 
 NEXT = "next_"
+
+
+@dataclass(frozen=True)
+class RecordedValues:
+    """What is stored of an environment in addition to its spaces.
+
+    Attributes:
+        info_fields: Values of `info` that are stored.
+        reward_field: Field of the whole reward; None: rewards are numbers.
+        reward: Makes the reward of a step of the environment's reward; None: it is that.
+    """
+
+    info_fields: tuple[str, ...] = ()
+    reward_field: str | None = None
+    reward: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -32,18 +43,23 @@ class EnvironmentFields:
     Attributes:
         observation: Where each field is found in an observation.
         action: Where each field is found in an action.
+        infos: Values of `info`: those that belong to the observation that they come with, and those
+            that belong to the step.
         following: The observation fields that the buffer has once more, as `next_<name>`.
         final: Those that are kept of an episode's final observation.
+        specs: The fields of the buffer.
     """
 
     observation: SpaceFields
     action: SpaceFields
+    infos: tuple[tuple[str, ...], tuple[str, ...]]
     following: tuple[str, ...]
     final: tuple[str, ...]
+    specs: Mapping[str, FieldSpec]
 
 
 def environment_fields(
-    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]
+    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...], values: RecordedValues
 ) -> EnvironmentFields:
     """Return how an environment's steps fit a buffer.
 
@@ -51,19 +67,25 @@ def environment_fields(
         env: The environment.
         specs: The fields of the buffer.
         final: Its observation fields.
+        values: What else is stored.
 
     Raises:
         FieldError: They do not.
     """
     declared = fields_from_env(env, next_observation=True)
     observed = declared["spaces"].fields_of(OBSERVATION)
+    with_observation = tuple(name for name in values.info_fields if name in final)
+    of_observation = (*declared["observation_fields"], *with_observation)
     env_fields = EnvironmentFields(
         observed,
         declared["spaces"].fields_of(ACTION),
-        tuple(name for name in observed if NEXT + name in specs),
+        (with_observation, tuple(name for name in values.info_fields if name not in final)),
+        tuple(name for name in of_observation if NEXT + name in specs),
         final,
+        specs,
     )
-    wrong = _differences(declared["fields"], specs, env_fields)
+    chosen = [*values.info_fields, *([values.reward_field] if values.reward_field else [])]
+    wrong = _differences(declared, chosen, env_fields)
     if wrong:
         option = ", next_observation=True" if env_fields.following else ""
         raise FieldError(
@@ -74,38 +96,38 @@ def environment_fields(
 
 
 def _differences(
-    declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], env_fields: EnvironmentFields
+    declared: Mapping[str, Any], chosen: Sequence[str], env_fields: EnvironmentFields
 ) -> list[str]:
     """Return the reasons why steps of an environment cannot be stored."""
     lines = []
-    names = (
-        *env_fields.observation,
-        *env_fields.action,
-        *(NEXT + name for name in env_fields.following),
-    )
-    for name in names:
-        expected = FieldSpec.parse(name, declared[name])
+    specs, fields, observed = env_fields.specs, declared["fields"], declared["observation_fields"]
+    repeated = [NEXT + name for name in env_fields.following]
+    names = [name for name in fields if name not in {NEXT + name for name in observed}]
+    for name in (*names, *(name for name in repeated if name in fields)):
+        expected = FieldSpec.parse(name, fields[name])
         if name not in specs:
             lines.append(f"{name!r} is missing: {expected}")
         elif not takes(specs[name], expected):
             lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
+    lines += [f"{name!r} is missing: declare it" for name in chosen if name not in specs]
     lines += [
         f"the environment has no {name!r}, which has no default"
         for name, spec in specs.items()
-        if name not in names and spec.default is None
+        if name not in (*names, *repeated, *chosen) and spec.default is None
     ]
     lines += [
         f"the observation field {name!r} is none of the environment's"
         for name in env_fields.final
-        if name in specs and name not in env_fields.observation
+        if name in specs and name not in (*observed, *env_fields.infos[0])
     ]
     return lines
 
 
-Begin = Callable[..., EpisodeWriter]
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
 # at all.
 Autoreset = Literal["next_step", "same_step", "disabled"]
+# Makes the writer of a number of environments.
+MakeWriter = Callable[[int], VectorWriter]
 
 
 class StepTarget(Protocol):
@@ -119,106 +141,52 @@ class StepTarget(Protocol):
     def observation_fields(self) -> tuple[str, ...]:
         """The fields that an observation is made of."""
 
-    def flush(self) -> None:
-        """Store the waiting steps of open episodes."""
-
-
-class _Lane:
-    """One environment: its open episode and its last observation."""
-
-    def __init__(self, env_fields: EnvironmentFields) -> None:
-        self._env_fields = env_fields
-        self.episode: EpisodeWriter | None = None
-        # Observation before the next step; None if no episode can continue.
-        self.before: Values | None = None
-        self.awaits_reset = False  # which its next step is
-
-    def start(self, observation: Values | None) -> None:
-        self.before, self.awaits_reset = observation, False
-
-    def write(self, begin: Callable[[], EpisodeWriter], step: dict[str, Any]) -> None:
-        if self.episode is None:
-            self.episode = begin()
-        self.episode.hold(**self.before or {}, **step)
-
-    def following(self, after: Values | None) -> Values:
-        """Return the fields that repeat the observation after the step."""
-        if after is None and self._env_fields.following:
-            raise FieldError(
-                "the environment gave no final observation for 'next_obs'; make a buffer without "
-                "it, of fields_from_env(env)"
-            )
-        return {NEXT + name: after[name] for name in self._env_fields.following} if after else {}
-
-    def end(self, after: Values | None) -> None:
-        if self.episode is not None:
-            self.episode.finish(self._final(after))
-        self.episode, self.before = None, None
-
-    def cut(self) -> None:
-        if self.episode is not None:
-            self.episode.cut(self._final(self.before))
-        self.episode, self.before, self.awaits_reset = None, None, False
-
-    def abort(self) -> None:
-        episode, self.episode, self.before, self.awaits_reset = self.episode, None, None, False
-        if episode is not None and episode.is_open:
-            try:
-                episode.abort()
-            except SQLBufferError as error:  # the caller must see the first error
-                logger.warning("episode %r waits to be stored: %s", episode.episode_id, error)
-
-    def _final(self, observation: Values | None) -> Values | None:
-        return {name: observation[name] for name in self._env_fields.final} if observation else None
-
 
 class Recorder:
     """Stores the steps of environments; use it from one thread.
 
     Args:
-        begin: Begins an episode.
-        flush: Stores the pending steps.
-        wait: Waits until a number of steps may be pending.
+        writer: Writes the steps.
         env_fields: Fields of a step of one environment.
-        n_envs: Number of environments.
         autoreset: Gymnasium's mode of automatic resets.
+
+    Attributes:
+        writer: The writer.
     """
 
     def __init__(
-        self,
-        begin: Begin,
-        flush: Callable[[], None],
-        wait: Callable[[int], None],
-        env_fields: EnvironmentFields,
-        n_envs: int,
-        autoreset: Autoreset,
+        self, writer: VectorWriter, env_fields: EnvironmentFields, autoreset: Autoreset
     ) -> None:
-        self._begin, self._flush, self._autoreset = begin, flush, autoreset
-        self._wait = wait
-        self._lanes = [_Lane(env_fields) for _ in range(n_envs)]
-        self.model_version: int | None = None
-        self.session_id: str | None = None
+        self.writer, self._env_fields, self._autoreset = writer, env_fields, autoreset
+        # The observations before the next step; those of environments that do not act mean nothing.
+        self._before: Values = {}
+        self._acts = np.zeros(writer.n_envs, bool)  # in an episode
+        self._awaits_reset = np.zeros(writer.n_envs, bool)  # which the next step is
+        writer.at_end = self.close
+        _recorders.add(self)
 
-    def reset(self, observations: Values, is_reset: Sequence[Any] | NDArray[Any]) -> None:
-        """Start again for environments that were reset; their open episodes were cut.
+    def reset(self, observations: Values, is_reset: NDArray[np.bool_]) -> None:
+        """Start again for environments that were reset; their open episodes are cut.
 
         Args:
             observations: Observations after the reset.
             is_reset: True for each environment that was reset.
         """
-        for i, lane in enumerate(self._lanes):
-            if is_reset[i]:
-                lane.cut()
-                lane.start(_row(observations, i))
-        self._note_open()
+        self.cut(is_reset)
+        self._start(observations, is_reset)
+
+    @property
+    def acts(self) -> NDArray[np.bool_]:
+        """True for each environment that is in an episode, so that its next step is stored."""
+        return self._acts
 
     def wait(self) -> None:
         """Wait until the next step of each environment may be pending."""
-        self._wait(len(self._lanes))
+        self.writer.wait_for_room(self.writer.n_envs)
 
     def step(
         self,
-        actions: Values,
+        taken: Values,
         after: Values,
         outcome: tuple[Any, Any, Any],
         final: Callable[[int], Values | None],
@@ -226,54 +194,31 @@ class Recorder:
         """Store a step of each environment that was in an episode.
 
         Args:
-            actions: Action of each environment.
+            taken: Action of each environment, and other values of the step.
             after: Observation of each environment after the action.
             outcome: Arrays or lists of rewards, terminated and truncated.
             final: The final observation of an environment that was reset by the step that ended it.
         """
-        for i, lane in enumerate(self._lanes):
-            if lane.before is not None:
-                values = [column[i] for column in outcome]
-                self._step_of(lane, _row(actions, i), _row(after, i), values, partial(final, i))
-            elif lane.awaits_reset:
-                lane.start(_row(after, i))
-        self._note_open()
+        reward, terminated, truncated = self._outcome(*outcome)
+        acts, awaited_reset = self._acts, self._awaits_reset
+        ends = acts & (terminated | truncated)
+        step = {**taken, "reward": reward, "terminated": terminated, "truncated": truncated}
+        last, lacks_final = after, np.zeros_like(acts)
+        if self._autoreset == "same_step" and ends.any():
+            last, lacks_final = self._last(after, ends, final)
+        for mask, observed in ((acts & ~lacks_final, last), (acts & lacks_final, None)):
+            if mask.any():
+                self._write({**self._before, **step}, observed, mask)
+        self._acts = acts & ~ends if self._autoreset != "same_step" else acts
+        self._awaits_reset = ends if self._autoreset == "next_step" else np.zeros_like(acts)
+        self._start(after, self._acts | awaited_reset)
 
-    def _step_of(
-        self,
-        lane: _Lane,
-        action: Values,
-        after: Values,
-        outcome: list[Any],
-        final: Callable[[], Values | None],
-    ) -> None:
-        reward, terminated, truncated = outcome[0], bool(outcome[1]), bool(outcome[2])
-        has_ended = terminated or truncated
-        last = final() if has_ended and self._autoreset == "same_step" else after
-        step = {
-            **action,
-            **lane.following(last),
-            "reward": _number(reward),
-            "terminated": terminated,
-            "truncated": truncated,
-        }
-        lane.write(
-            lambda: self._begin(model_version=self.model_version, session_id=self.session_id), step
-        )
-        if not has_ended:
-            lane.start(after)
-            return
-        lane.end(last)
-        if self._autoreset == "same_step":
-            lane.start(after)
-        lane.awaits_reset = self._autoreset == "next_step"
-
-    def cut(self) -> None:
-        """End every open episode as truncated."""
-        with self.aborting():
-            for lane in self._lanes:
-                lane.cut()
-        self._note_open()
+    def cut(self, chosen: NDArray[np.bool_] | None = None) -> None:
+        """End open episodes as truncated: those of some environments, or all."""
+        self.writer.cut(chosen, self._final(self._before))
+        if chosen is None:
+            chosen = np.ones_like(self._acts)
+        self._acts, self._awaits_reset = self._acts & ~chosen, self._awaits_reset & ~chosen
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
@@ -281,14 +226,9 @@ class Recorder:
         try:
             yield
         except BaseException:
-            self.abort()
+            self._acts[:], self._awaits_reset[:] = False, False
+            self.writer.abort_after_error()
             raise
-
-    def abort(self) -> None:
-        """Mark every open episode as one that went wrong."""
-        for lane in self._lanes:
-            lane.abort()
-        self._note_open()
 
     def close(self) -> None:
         """End every open episode as truncated, and store all that waits.
@@ -296,52 +236,83 @@ class Recorder:
         Raises:
             StorageError: It could not be stored, and waits.
         """
-        self.cut()
-        self._flush()
+        self._acts[:], self._awaits_reset[:] = False, False
+        self.writer.close(self._final(self._before))
 
     def forget(self) -> None:
         """Forget the open episodes: in a forked child, whose parent continues them."""
-        for lane in self._lanes:
-            lane.episode, lane.before = None, None
+        self._acts[:], self._awaits_reset[:] = False, False
 
-    def _note_open(self) -> None:
-        if any(lane.episode is not None for lane in self._lanes):
-            at_process_end(_end_all, priority=1)  # before what waits is stored
-            _open.add(self)
-        else:
-            _open.discard(self)
+    def _write(self, step: Values, after: Values | None, mask: NDArray[np.bool_]) -> None:
+        following = self._env_fields.following
+        if after is None and following:
+            raise FieldError(
+                "the environment gave no final observation for 'next_obs'; make a buffer without "
+                "it, of fields_from_env(env)"
+            )
+        repeated = {NEXT + name: after[name] for name in following} if after else {}
+        self.writer.write({**step, **repeated}, final=self._final(after), mask=mask)
+
+    def _start(self, observations: Values, chosen: NDArray[np.bool_]) -> None:
+        """Take the observations before the next steps of some environments."""
+        if self._before and not chosen.all():
+            observations = {
+                name: _where(chosen, values, self._before[name])
+                for name, values in observations.items()
+            }
+        self._before = observations
+        self._acts = self._acts | chosen
+
+    def _last(
+        self, after: Values, ends: NDArray[np.bool_], final: Callable[[int], Values | None]
+    ) -> tuple[Values, NDArray[np.bool_]]:
+        """Return the observations after the steps, with the final ones of ended episodes; and True
+        for each of these that is not known.
+        """
+        last = {name: values.copy() for name, values in after.items()}
+        is_unknown = np.zeros_like(ends)
+        for i in np.flatnonzero(ends).tolist():
+            observed = final(i)
+            is_unknown[i] = observed is None
+            for name, value in (observed or {}).items():
+                if last[name].dtype.kind == "U":  # as long as the longest text in it
+                    last[name] = last[name].astype(np.promote_types(last[name].dtype, value.dtype))
+                last[name][i] = value
+        return last, is_unknown
+
+    def _final(self, observations: Values | None) -> Values | None:
+        names = self._env_fields.final
+        return {name: observations[name] for name in names} if observations and names else None
+
+    def _outcome(
+        self, rewards: Any, terminated: Any, truncated: Any
+    ) -> tuple[Any, NDArray[np.bool_], NDArray[np.bool_]]:
+        n = self.writer.n_envs
+        flags = (np.asarray(values, bool).reshape(n) for values in (terminated, truncated))
+        return _numbers(rewards, n), *flags
 
 
-def _row(values: Values, i: int) -> Values:
-    return {name: value[i] for name, value in values.items()}
+def _where(chosen: NDArray[np.bool_], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of chosen environments, and the others of the rest."""
+    return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
-def _number(reward: Any) -> Any:
-    """Return a reward as a number; environments give arrays of one and tensors as well."""
-    if isinstance(reward, (float, int, np.number)) or reward is None:
-        return reward
-    array = np.asarray(reward)
-    is_number = array.size == 1 and array.dtype.kind in "iuf"
-    return array.reshape(())[()] if is_number else reward
+def _numbers(rewards: Any, n: int) -> Any:
+    """Return rewards as numbers; environments give arrays of one and tensors as well."""
+    if rewards is None or all(reward is None for reward in rewards):
+        return None
+    array = np.asarray(rewards)
+    if array.dtype.kind in "iufb" and array.size == n:
+        return array.reshape(n).astype(np.float64)
+    return rewards
 
 
-# Recorders with an open episode, even if the program holds their wrapper no longer: when the
-# process ends, the step that is held back is stored.
-_open: set[Recorder] = set()
-
-
-def _end_all() -> None:
-    for recorder in list(_open):
-        try:
-            recorder.close()
-        except SQLBufferError as error:
-            logger.error("steps of a recorded environment were lost at the end: %s", error)
+_recorders: "WeakSet[Recorder]" = WeakSet()
 
 
 def _forget_all() -> None:
-    for recorder in _open:
+    for recorder in _recorders:
         recorder.forget()
-    _open.clear()
 
 
 if hasattr(os, "register_at_fork"):

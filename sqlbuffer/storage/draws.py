@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.forms import Form
+from sqlbuffer.batches.forms import Form, put_rewards
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch, batch_with, common_structure
@@ -82,8 +82,10 @@ class BatchDraws:
         """Return the choice among the rows that match and may be sampled, without counting uses.
 
         Raises:
+            BufferConfigError: The buffer is closed.
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
+        self.buffer.check_open()
         self.own_writes.catch_up()
         with self._source.candidates(node, columns, sampled=True) as candidates:
             drawn = choose(candidates)
@@ -109,9 +111,10 @@ class BatchDraws:
         """Sample n items: wait for the rate limiter, and count the returned items.
 
         Raises:
-            BufferConfigError: Rows of this buffer are only claimed with leases.
+            BufferConfigError: Rows of this buffer are only claimed with leases, or it is closed.
             FlowControlError: The rate limiter did not allow the batch in time.
         """
+        self.buffer.check_open()
         info = self.buffer.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             raise BufferConfigError(
@@ -193,6 +196,27 @@ class BatchDraws:
                 again.
         """
 
+        batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows < n and form.needs_ends:
+            # The end of an episode may wait to be stored.
+            self.own_writes.store()
+            batch = self._sample_batch(node, form, sampler, n, begin)
+        if batch.n_rows >= n:
+            try:
+                put_rewards(form, batch)
+            except BaseException:
+                self.return_batch(batch)
+                raise
+        return batch
+
+    def _sample_batch(
+        self,
+        node: Node,
+        form: Form,
+        sampler: RowStrategy,
+        n: int,
+        begin: Callable[[], None] | None,
+    ) -> Batch:
         reader = self.reader_of(form)
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:

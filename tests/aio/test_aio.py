@@ -65,9 +65,10 @@ def test_offers_every_public_call_of_the_buffer() -> None:
         }
 
     # Environments of gymnasium are synchronous, and their steps do not wait for the database;
-    # `buffer.sync.record(env)` is there. A mirror draws from memory.
+    # `buffer.sync.record(env)` and `buffer.sync.vector_writer(n)` are there. A mirror draws from
+    # memory.
     synchronous = calls(sqlbuffer.ReplayBuffer) - calls(AsyncReplayBuffer)
-    assert synchronous == {"record", "batch_source", "mirror"}
+    assert synchronous == {"record", "vector_writer", "batch_source", "mirror"}
 
 
 def test_takes_the_same_arguments_as_the_buffer() -> None:
@@ -75,7 +76,7 @@ def test_takes_the_same_arguments_as_the_buffer() -> None:
     shared = sorted(name for name in names if callable(getattr(sqlbuffer.ReplayBuffer, name)))
     assert len(shared) > 40
     for name in shared:
-        if name in ("record", "batch_source", "mirror"):
+        if name in ("record", "vector_writer", "batch_source", "mirror"):
             continue
         ours = inspect.signature(getattr(AsyncReplayBuffer, name)).parameters
         theirs = inspect.signature(getattr(sqlbuffer.ReplayBuffer, name)).parameters

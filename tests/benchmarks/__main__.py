@@ -29,6 +29,7 @@ from tests.benchmarks import (
     sizes,
     snapshot,
     turnover,
+    vectors,
     web,
     writers,
     writing,
@@ -64,6 +65,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "ding": ding.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
+    "vectors": vectors.measure,
     "web": web.measure,
 }
 

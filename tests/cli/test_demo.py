@@ -1,20 +1,31 @@
 import multiprocessing
 import re
+import shlex
 import signal
+import subprocess
+import sys
 from decimal import Decimal
+from io import StringIO
 
 import httpx
 import pytest
+from rich.console import Console
 
 from sqlbuffer import ReplayBuffer, demo
 from sqlbuffer.cli import output
-from sqlbuffer.cli.demo_display import QUESTIONS
-from sqlbuffer.demo import DemoPlan, Report, Writers, _check, _check_whole
+from sqlbuffer.cli.demo_display import QUESTIONS, DemoProgress, print_commands
+from sqlbuffer.demo import DemoPlan, Progress, Report, Writers, _check, _check_whole
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from tests.cli.conftest import start
+from tests.conftest import KINDS
 from tests.support.array_rows import make_array_row
 from tests.support.processes import FRESH
 
+PROGRAM = f"""#!{sys.executable}
+from sqlbuffer.cli import app
+if __name__ == "__main__":
+    app()
+"""
 SHORT = ("--writers", "2", "--episodes", "6", "--capacity", "100", "--batch-size", "32")
 
 
@@ -73,8 +84,48 @@ def test_the_demo_makes_a_file_in_a_temporary_folder_and_says_where(run, tmp_pat
     result = run("demo", *SHORT)
     assert result.exit_code == 0
     (path,) = tmp_path.glob("sqlbuffer-demo-*/replay.db")
-    assert f"sqlbuffer info 'sqlite:///{path}'" in result.output
+    assert f"sqlbuffer info sqlite:///{path}\n" in result.output
     assert run("info", f"sqlite:///{path}").exit_code == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.combinations
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_at_its_end_run_as_they_are_printed(make_database_url, tmp_path, kind):
+    """By the path of a program that no folder of PATH has, as after `make demo`."""
+    folder = tmp_path / "it's a checkout"
+    program = folder / ".venv" / "bin" / "sqlbuffer"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    url = make_database_url(kind) if kind == "postgresql" else f"sqlite:///{folder}/re play.db"
+
+    def shell(line: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+
+    text = shell(f".venv/bin/sqlbuffer demo --url {shlex.quote(url)} {' '.join(SHORT)}")
+    after = text.partition("Look into it:\n")[2].splitlines()
+    commands = [line.strip() for line in after]
+    assert [shlex.split(line)[1] for line in commands[:2]] == ["info", "sql"]
+    assert [shlex.split(line)[0] for line in commands[:2]] == [str(program)] * 2
+    for line in commands:
+        assert "cartpole-" in shell(line) or "demo" in shell(line)
+
+
+def test_a_command_is_not_broken_at_the_width_of_the_terminal(tmp_path):
+    stream = StringIO()
+    url = f"sqlite:///{tmp_path}/{'long' * 20}.db"
+    print_commands(Console(file=stream, force_terminal=True, width=40, highlight=False), url)
+    _, _, *lines = stream.getvalue().splitlines()
+    assert lines[0].endswith(f" info {url}")
+    assert lines[1].endswith(f" sql {url} 'SELECT * FROM v_tasks LIMIT 5'")
+    stream = StringIO()
+    print_commands(Console(file=stream), "postgresql://me:secret@db.internal/replay")
+    assert "set PGPASSWORD first" in stream.getvalue()
+    assert "secret" not in stream.getvalue()
 
 
 @pytest.mark.thorough
@@ -169,13 +220,6 @@ def test_cells_are_written_for_people(value, text):
 
 
 def test_a_terminal_gets_bars(tmp_path):
-    from io import StringIO
-
-    from rich.console import Console
-
-    from sqlbuffer.cli.demo_display import DemoProgress
-    from sqlbuffer.demo import Progress
-
     plan = DemoPlan(f"sqlite:///{tmp_path}/replay.db", writers=1, episodes=4)
     stream = StringIO()
     with DemoProgress(Console(file=stream, force_terminal=True, width=200), plan) as progress:

@@ -28,7 +28,7 @@ NEED_PEERS = {"sqlbuffer.integrations.sb3", "sqlbuffer.integrations.torchrl"}
 
 def public_names(module):
     if module in NEED_PEERS:
-        return {"SQLReplayBuffer"}
+        return {"SQLHerReplayBuffer", "SQLReplayBuffer"}
     if module.endswith(".torch"):
         return {"Dataset", "IterableDataset"}
     found = importlib.import_module(module)

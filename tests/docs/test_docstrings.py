@@ -19,6 +19,7 @@ MODULES = [
     and not module.name.startswith(
         (
             "sqlbuffer.integrations.",
+            "sqlbuffer.interchange.arrays.memory_buffers",
             "sqlbuffer.interchange.hugging_face",
             "sqlbuffer.interchange.minari",
         )

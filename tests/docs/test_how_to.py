@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import LatestSampler, ReplayBuffer
+from sqlbuffer.errors import BufferConfigError
 from tests.docs.pages import SQLITE_URL, pages, text_of
 from tests.support.sql import run, scalar
 
@@ -99,6 +100,12 @@ def test_trajectories_are_exchanged_as_the_page_shows(read):
     assert page.names["report"].skipped == {}
 
 
+def test_flat_arrays_are_imported_as_the_page_shows(read):
+    page = read("docs/how-to/import-flat-arrays.md")
+    assert len(page.names["buffer"]) == 1_000
+    assert list(ReplayBuffer("copy.db", name="offline").fields) == ["obs", "action"]
+
+
 def test_a_field_is_added_as_the_page_shows(read):
     page = read("docs/how-to/add-field.md")
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]
@@ -163,9 +170,23 @@ def test_stacks(read):
     batch = page.names["batch"]
     is_first = batch.info["t"] == 0
     np.testing.assert_array_equal(batch.obs[is_first], batch.obs[is_first][:, -1:].repeat(4, 1))
-    whole = page.names["buffer"].sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
+    with ReplayBuffer(SQLITE_URL, page.names["buffer"].name) as buffer:
+        whole = buffer.sample_transitions(300, n_step=3, stack={"obs": 4, "action": 3})
     assert whole.action.shape == (300, 3)
     assert whole.obs.dtype == whole.next_obs.dtype == np.uint8
+
+
+def test_goals_in_hindsight(read):
+    page = read("docs/how-to/relabel-goals.md")
+    batch, buffer = page.names["batch"], page.names["buffer"]
+    is_new = batch.info["relabelled"]
+    assert is_new.sum() in (204, 205)
+    assert (batch.info["goal_seq"][is_new] >= batch.info["seq"][is_new]).all()
+    assert (batch.info["goal_seq"][~is_new] == -1).all()
+    np.testing.assert_array_equal(batch.terminated[is_new], batch.discount[is_new] == 0)
+    assert "HER" in text_of("docs/how-to/relabel-goals.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes WHERE status = 'complete'") == 20
+    assert len(buffer) == 600
 
 
 @pytest.mark.slow
@@ -276,7 +297,9 @@ def test_workers_of_torch_read_as_the_page_shows(read):
 
 
 def test_ranks_divide_a_pass_as_the_page_shows(read):
-    assert len(read("docs/how-to/divide-a-pass-between-ranks.md").names["loader"]) == 2
+    loader = read("docs/how-to/divide-a-pass-between-ranks.md").names["loader"]
+    with pytest.raises(BufferConfigError, match="is closed"):  # at the end of the page
+        next(iter(loader))
 
 
 def test_buffers_are_mixed_as_the_page_shows(read):

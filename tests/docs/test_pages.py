@@ -37,6 +37,7 @@ READ = {
     "docs/tutorials/agent-rollouts.md",  # in test_tutorials.py
     "docs/tutorials/dataframes.md",  # in tests/peers
     "docs/tutorials/dqn.md",  # in tests/peers
+    "docs/tutorials/offline-rl.md",  # in tests/peers
     "docs/tutorials/quickstart.md",
     "docs/tutorials/team-postgresql.md",  # among the integrations
     "docs/concepts/mirror.md",

@@ -38,6 +38,15 @@ def test_the_code_has_ten_lines():
     assert len(block.splitlines()) == 10
 
 
+def test_the_ten_lines_print_the_same_when_they_run_twice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block.body for block in fenced_blocks("README.md") if block.language == "python"]
+    shown = re.findall(r"# -> (.*)", block)
+    for _ in range(2):
+        exec(compile(block, "README.md", "exec"), {})
+        assert capsys.readouterr().out.splitlines() == shown
+
+
 def test_the_first_commands_are_the_two_that_show_and_test_it():
     assert list(all_commands("README.md"))[:2] == ["make demo", "make test"]
 

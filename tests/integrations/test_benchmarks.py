@@ -61,6 +61,8 @@ LINES = {
     "256 by priority from a mirror, and their new priorities": BOTH,
     "a buffer to Parquet: steps a second over": BOTH,
     "a buffer restored from Parquet: steps a second over": BOTH,
+    "`import_arrays` of a dict of arrays vs `store_episode`": BOTH,
+    "`import_arrays` of an `.npz` file vs `store_episode`": BOTH,
     "room on disk of small steps vs their raw bytes, {}": BOTH,
     "tables of small steps after 10 turnovers": {"PostgreSQL"},
     "tables of frames of 28 KB after 10 turnovers": {"PostgreSQL"},

@@ -1,4 +1,6 @@
-"""An RL engineer trains DQN on one machine, looks at the data, and moves to a shared server."""
+"""An RL engineer trains DQN on one machine, looks at the data, and moves to a shared server; then
+learns by priority from an environment with parts, and goes on where the program stopped.
+"""
 
 # Much of torch has parameters without types.
 # pyright: reportUnknownMemberType=false
@@ -11,9 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
-from sqlbuffer import Batch, ReplayBuffer, fields_from_env
+from sqlbuffer import Batch, PrioritizedSampler, ReplayBuffer, fields_from_env
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from tests.conftest import MakeDatabaseUrl
 from tests.journeys.conftest import Terminal
 
@@ -122,3 +126,120 @@ def test_trains_looks_copies_and_goes_on(
     assert answer.out.split() == ["status,steps", "complete,1280"]
     for opened in (buffer, moved):
         opened.close()
+
+
+PARTS: dict[str, Any] = {
+    "camera": spaces.Box(0, 255, (1, 8), np.uint8),
+    "arm": spaces.Dict({"pose": spaces.Box(-1, 1, (3,), np.float32)}),
+}
+
+
+class Room(gymnasium.Env[dict[str, Any], Any]):
+    """A robot in a corridor of eight places, with a camera and an arm; it walks to the last one."""
+
+    observation_space = spaces.Dict(PARTS)
+    action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.t = 0, 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.place, self.t = max(0, self.place + (1 if action else -1)), self.t + 1
+        is_there = self.place == 7
+        return self.seen(), float(is_there), is_there, self.t == 30, {}
+
+    def seen(self) -> dict[str, Any]:
+        camera = np.zeros((1, 8), np.uint8)
+        camera[0, self.place] = 255
+        return {"camera": camera, "arm": {"pose": np.full(3, self.place / 7, np.float32)}}
+
+
+def walk(buffer: ReplayBuffer, n_steps: int, seed: int) -> None:
+    env, rng = buffer.record(Room(), agent_id="walker"), np.random.default_rng(seed)
+    env.reset(seed=seed)
+    for _ in range(n_steps):
+        *_, terminated, truncated, _ = env.step(int(rng.random() < 0.7))
+        if terminated or truncated:
+            env.reset()
+    env.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.combinations
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_learns_by_priority_from_an_environment_with_parts_and_goes_on(
+    terminal: Terminal,
+    make_database_url: MakeDatabaseUrl,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    url = make_database_url(kind)
+    parts = fields_from_env(Room())
+    assert sorted(parts["observation_fields"]) == ["obs_arm_pose", "obs_camera"]
+
+    buffer = ReplayBuffer(url, "room-walker", create=True, priorities=True, **parts)
+    walk(buffer, 400, seed=1)
+    assert len(buffer) == 400
+
+    # A slip in the name is a new and empty buffer, and the log says so.
+    slip = ReplayBuffer(url, "room_walker")
+    assert "next to 'room-walker', which has nearly its name" in caplog.text
+    ReplayBuffer.drop(url, slip.name)
+    with pytest.raises(KeyError, match="no buffer 'room_walker'"):
+        ReplayBuffer(url, "room_walker", create=False)
+
+    # Learn three-step values from the arm's pose: where the error is large, draw more often.
+    values = np.zeros(8)
+
+    def learn(batch: Batch) -> None:
+        places = (batch.obs_arm_pose[:, 0] * 7).round().astype(int)
+        after = (batch.next_obs_arm_pose[:, 0] * 7).round().astype(int)
+        np.testing.assert_array_equal(batch.obs_camera[:, 0].argmax(1), places)
+        errors = batch.reward + batch.discount * values[after] - values[places]
+        np.add.at(values, places, 0.1 * batch.weights * errors)
+        buffer.update_priorities(batch.seq, np.abs(errors), eps=0.01)
+
+    sampler = PrioritizedSampler(beta=0.4, beta_anneal_steps=60, seed=3)
+    for _ in range(40):
+        learn(buffer.sample_transitions(32, n_step=3, gamma=0.9, sampler=sampler))
+    assert sampler.beta == pytest.approx(0.8)
+    saved = json.dumps({"values": values.tolist(), "sampler": sampler.state_dict()})
+    expected = buffer.sample_transitions(32, n_step=3, gamma=0.9, sampler=sampler)
+
+    # What is left out by mistake is refused, and the message says what to type.
+    with pytest.raises(ArgumentError, match=r"batch_size is an integer from 1 to .*, got 0"):
+        buffer.sample_transitions(0)
+    buffer.close()
+    with pytest.raises(BufferConfigError, match="is closed") as refused:
+        buffer.sample_transitions(32)
+    assert "ReplayBuffer(" in str(refused.value)
+    assert "'room-walker')" in str(refused.value)
+
+    # The next day: the same draws and weights, and the rest of the annealing.
+    state = json.loads(saved)
+    values[:] = state["values"]
+    sampler = PrioritizedSampler(beta=0.4, beta_anneal_steps=60, seed=3)
+    sampler.load_state_dict(state["sampler"])
+    with ReplayBuffer(url, "room-walker", create=False) as buffer, buffer.mirror() as mirror:
+        batch = buffer.sample_transitions(32, n_step=3, gamma=0.9, sampler=sampler)
+        assert batch.seq.tolist() == expected.seq.tolist()
+        assert batch.weights.tolist() == expected.weights.tolist()
+        learn(batch)
+        for _ in range(60):
+            learn(mirror.sample_transitions(32, n_step=3, gamma=0.9, sampler=sampler))
+        assert sampler.beta == 1.0
+    assert (np.diff(values[:7]) > 0).all()  # nearer to the end is worth more
+
+    # What was drawn often is what was surprising: the analyst sees the priorities too.
+    answer = terminal(
+        f"sqlbuffer sql {url} 'SELECT count(*) AS steps, count(DISTINCT episode_id) AS episodes "
+        f"FROM v_experiences' --json"
+    )
+    (counted,) = json.loads(answer.out)
+    assert counted["steps"] == 400
+    (drawn,) = json.loads(terminal(f"sqlbuffer sample {url} -n 1 --eq reward=1.0 --json").out)
+    assert drawn["terminated"] is True

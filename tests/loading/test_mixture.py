@@ -110,7 +110,6 @@ def test_transitions_and_loaders_take_what_those_of_a_buffer_take(demo, online):
     assert batch.x.shape == (2, 2)
     (made,) = take(mixture.loader("step", 4, to_named_tuple=("action", "info"), device="cpu"), 1)
     assert made.info["source"].tolist() == ["demo"] * 2 + ["online"] * 2
-    assert mixture.sample_arrays(0).n_rows == 0
     first = mixture.sample_arrays(4, sampler=FifoSampler())
     assert first.action.tolist() == [0, 1, 0, 1]
 
@@ -264,7 +263,7 @@ def test_what_cannot_be_mixed_says_so(opened):
         mixture.loader("steps")
     with pytest.raises(TypeError, match="batch_sizes"):
         mixture.loader("step", batch_sizes=3)
-    for batch_size in (-1, 2.5, None):
+    for batch_size in (0, -1, 2.5, None):
         with pytest.raises((TypeError, ValueError), match="batch"):
             mixture.sample_arrays(batch_size)
     assert isinstance(mixture, Mixture)

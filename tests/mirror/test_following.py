@@ -216,7 +216,7 @@ def test_a_file_put_in_the_place_of_the_database_is_read_from_its_start(tmp_path
             buffer.extend(columns(100), task_id=task)
     with ReplayBuffer(first) as buffer, buffer.mirror(refresh_s=3_600) as mirror:
         assert set(mirror.sample_arrays(64).info["task_id"]) == {"one"}
-        buffer.close()
+        ReplayBuffer(first).close()  # the idle connections of this process
         for path in (first, second):
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -139,7 +139,7 @@ def test_the_buffers_loader_opens_a_mirror_and_closes_it(buffer):
     with buffer.loader("step", 40, epochs=1, shuffle=False, mirror=True) as loader:
         for _ in range(2):
             assert [batch.n_rows for batch in loader] == [40, 40, 20]
-    with pytest.raises(BufferConfigError, match="the mirror is closed"):
+    with pytest.raises(BufferConfigError, match="the loader is closed"):
         next(iter(loader))
 
 

@@ -8,10 +8,11 @@ from types import ModuleType
 import pytest
 
 from sqlbuffer.interchange import hugging_face, minari
+from sqlbuffer.interchange.arrays import memory_buffers
 from tests.docs import test_api_pages, test_method_docs
 
 
-@pytest.mark.parametrize("module", [hugging_face, minari])
+@pytest.mark.parametrize("module", [hugging_face, memory_buffers, minari])
 def test_examples_in_docstrings_run(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

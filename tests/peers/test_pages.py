@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.docs.conftest import read
-from tests.docs.pages import fenced_blocks
+from tests.docs.pages import fenced_blocks, text_of
 from tests.docs.tutorial_pictures import SETTINGS, curves, with_both_schemes
 from tests.support.markdown import ROOT
 
@@ -27,6 +27,34 @@ def test_minari(read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     page = read("docs/how-to/exchange-minari-data-sets.md")
     assert page.names["dataset"].env_spec.id == "CartPole-v1"
+
+
+def test_coming_from_cpprb(read: Any) -> None:
+    page = read("docs/coming-from/cpprb.md")
+    (one, other) = (page.names[name].get_all_transitions() for name in ("rb", "again"))
+    assert {name: len(values) for name, values in other.items()} == dict.fromkeys(one, 100)
+
+
+def test_coming_from_cpprb_names_what_cpprb_has() -> None:
+    import cpprb
+
+    text = text_of("docs/coming-from/cpprb.md")
+    classes = {name for name in dir(cpprb) if name.endswith("ReplayBuffer")}
+    classes -= {"PyReplayBuffer", "SelectiveReplayBuffer"}  # its own base, and one of old times
+    calls = {name for name in dir(cpprb.ReplayBuffer) if not name.startswith(("_", "get_b"))}
+    calls -= {"get_current_episode_len", "get_next_index", "is_Nstep"}
+    assert {name for name in classes | calls if f"`{name}" not in text.replace("rb.", "")} == set()
+
+
+def test_offline_rl(read: Any) -> None:
+    """The page, with a twentieth of its steps."""
+    smaller = {
+        "EPISODES, LENGTH = 1_000, 1_000": "EPISODES, LENGTH = 50, 1_000",
+        "EPOCHS = 1024, 2": "EPOCHS = 256, 2",
+    }
+    page = read("docs/tutorials/offline-rl.md", smaller)
+    assert max(page.names["after"]) > page.names["before"]
+    assert len(ReplayBuffer("sqlite:///replay.db", name="chase")) == 50_000
 
 
 def test_interchange(read: Any) -> None:

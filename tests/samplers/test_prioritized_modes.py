@@ -2,13 +2,15 @@
 in statements.
 """
 
+import json
+
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 from torch.utils.data import DataLoader
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer, mix
-from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.errors import ArgumentError, InsufficientDataError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.torch import IterableDataset
 from tests.support.priorities import assert_shares, filled, set_priorities, summarize_all
@@ -100,21 +102,63 @@ def test_a_condition_on_trajectories_leaves_out_probabilities_unless_exact(buffe
     np.testing.assert_allclose(batch.probabilities, batch.priorities**0.6 / total)
 
 
-@pytest.mark.thorough
-def test_loaders_repeat_and_resume(buffer):
-    def drawn(n, state=None):
-        given = loader(buffer, "step", 8)
-        if state is not None:
-            given.load_state_dict(state)
-        found, iterator = [], iter(given)
-        for _ in range(n):
-            found.append(next(iterator).seq.tolist())
-        return found, given.state_dict()
+def annealed(seed: int | None = 3) -> PrioritizedSampler:
+    return PrioritizedSampler(beta=0.2, beta_anneal_steps=6, seed=seed)
 
-    whole, _ = drawn(5)
-    first, state = drawn(3)
-    rest, _ = drawn(2, state)
-    assert whole == [*first, *rest]
+
+def plain(batch):
+    return batch.seq.tolist(), batch.weights.tolist()
+
+
+@pytest.mark.parametrize("how", ["sql", "mirror"])
+def test_a_sampler_goes_on_from_its_state_with_the_same_draws_and_annealing(buffer, how):
+    with buffer.mirror() as mirror:
+        source = mirror if how == "mirror" else buffer
+        first, again = annealed(), annealed()
+        for _ in range(3):
+            source.sample_transitions(8, sampler=first)
+        again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert again.beta == first.beta == pytest.approx(0.6)
+        for _ in range(5):
+            batches = [source.sample_transitions(8, sampler=s) for s in (first, again)]
+            assert plain(batches[0]) == plain(batches[1])
+        assert again.beta == 1.0
+    unseeded = annealed(seed=None)
+    with pytest.raises(ArgumentError, match="seed=3, and here it is None"):
+        unseeded.load_state_dict(first.state_dict())
+    unseeded.load_state_dict({**first.state_dict(), "seed": None})
+    assert unseeded.beta == 1.0
+
+
+@pytest.mark.parametrize("how", ["sql", "mirror", "mixture"])
+def test_a_loader_goes_on_with_the_draws_and_the_annealing_of_its_sampler(buffer, how):
+    with buffer.mirror() as mirror:
+        source = {"sql": buffer, "mirror": mirror, "mixture": mix({buffer: 1.0})}[how]
+
+        def opened(sampler: PrioritizedSampler, state=None, prefetch=0):
+            loader = source.loader("transition", 8, sampler=sampler, prefetch=prefetch)
+            if state is not None:
+                loader.load_state_dict(json.loads(state))
+            return loader
+
+        first = opened(annealed(), prefetch=2)
+        batches = iter(first)
+        states = [json.dumps(first.state_dict())]
+        drawn = []
+        for _ in range(8):
+            drawn.append(plain(next(batches)))
+            states.append(json.dumps(first.state_dict()))
+        batches.close()
+        for n_seen in (0, 2, 5):
+            sampler = annealed()
+            again = iter(opened(sampler, states[n_seen]))
+            assert sampler.beta == pytest.approx(min(1.0, 0.2 + n_seen * 0.8 / 6))
+            assert [plain(next(again)) for _ in range(8 - n_seen)] == drawn[n_seen:]
+        with pytest.raises(ArgumentError, match="seed=3, and here it is 4"):
+            opened(annealed(seed=4), states[2])
+        damaged = {**json.loads(states[2]), "sampler": None}
+        with pytest.raises(ArgumentError, match="state"):
+            opened(annealed(), json.dumps(damaged))
 
 
 def test_loaders_share_the_annealing_of_their_sampler(buffer):

@@ -72,23 +72,17 @@ def test_with_replacement_a_batch_is_full_if_anything_matches(buffer):
     )
 
 
-def test_a_batch_of_zero_is_empty(buffer):
+@pytest.mark.parametrize("n", [0, -1])
+def test_a_batch_of_less_than_one_is_refused(buffer, n):
     buffer.store_batch(make_rows(range(3)))
     for make in ROW_SAMPLERS:
-        assert buffer.sample(0, sampler=make()) == []
-        assert buffer.sample(0, sampler=make(), strict=True) == []
-    assert buffer.sample_tasks(0) == []
-
-
-def test_a_negative_batch_is_refused(buffer):
-    buffer.store_batch(make_rows(range(3)))
-    for make in ROW_SAMPLERS:
-        with pytest.raises(ValueError, match="-1"):
-            buffer.sample(-1, sampler=make())
-    with pytest.raises(ValueError, match="-1"):
-        buffer.sample_tasks(-1)
-    with pytest.raises(ValueError, match="-5"):
-        buffer.sample_task(batch_size=-5)
+        with pytest.raises(ArgumentError, match=f"batch_size is an integer from 1 .*{n}"):
+            buffer.sample(n, sampler=make())
+    with pytest.raises(ArgumentError, match=f"batch_size is an integer from 1 on, got {n}"):
+        buffer.sample_task(batch_size=n)
+    for draw in (buffer.sample_tasks, buffer.peek):
+        with pytest.raises(ArgumentError, match=f"n is an integer from 1 on, got {n}"):
+            draw(n)
 
 
 def test_a_huge_batch_is_everything(buffer):

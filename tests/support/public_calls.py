@@ -56,7 +56,7 @@ MADE = {
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
     "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Spaces",
     "Stats", "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
-    "Transaction", "Work", "WorkItem",
+    "Transaction", "VectorWriter", "Work", "WorkItem",
 }  # fmt: skip
 SAMPLERS = (
     "FifoSampler", "LatestSampler", "PrioritizedSampler", "RandomSampler", "RandomTaskSample",
@@ -77,6 +77,36 @@ class Writer:
         """Take a figure."""
 
     add_histogram = add_scalar
+
+
+class Memory:
+    """One step, with what is read of a replay buffer of Stable-Baselines3 or of cpprb."""
+
+    n_envs, pos, full = 1, 1, False
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    observations = next_observations = np.zeros((1, 1, 2))
+    actions = np.zeros((1, 1, 1), np.int64)
+    rewards = dones = timeouts = np.zeros((1, 1))
+
+    def add(self, *_: Any, **__: Any) -> None:
+        """Take steps."""
+
+    on_episode_end = add
+
+    def is_Nstep(self) -> bool:
+        return False
+
+    def get_all_transitions(self) -> dict[str, Any]:
+        return {"obs": np.zeros((1, 2)), "act": [0], "rew": [0.0], "done": [1.0]}
+
+    def get_stored_size(self) -> int:
+        return 1
+
+    get_buffer_size = get_next_index = get_stored_size
+
+
+FLAT = {"observations": np.zeros((1, 2)), "actions": [0], "rewards": [0.0], "terminals": [True]}
 
 
 def row(layout: str) -> DataRow:
@@ -259,6 +289,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "Snapshot": lambda world, layout: InSnapshot(getattr(world, layout)),
     "TensorBoardMonitor": lambda world, _: TensorBoardMonitor(world.rows, Writer()),
     "Transaction": lambda world, layout: InTransaction(getattr(world, layout)),
+    "VectorWriter": lambda world, _: world.typed.vector_writer(1),
     "Work": lambda world, _: world.rows.work,
     "WorkItem": lambda world, _: world.item,
 }
@@ -266,6 +297,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
 LAYOUT_OF = {
     "add_field": "typed", "lease": "leased", "leases": "leased", "loader": "typed",
     "mirror": "typed", "record": "recorded", "sample_transitions": "typed",
+    "vector_writer": "typed",
 }  # fmt: skip
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
@@ -310,6 +342,8 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "dataset": lambda _: "no/such-v0",
     "dataset_id": lambda _: "test/door-v0",
     "limit": lambda _: 1,
+    "n_envs": lambda _: 1,
+    "steps": lambda _: {"obs": np.zeros((1, 2)), "action": [0]},
     "loader": lambda world: world.typed.loader("step", 2),
     "offset": lambda _: 0,
     "replace": lambda _: True,
@@ -321,6 +355,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "policy": lambda _: None,
     "priorities": lambda _: 1.0,
     "retry_s": lambda _: 0,
+    "replay_buffer": lambda _: Memory(),
     "reward": lambda _: None,
     "row": lambda _: row(""),
     "rng": lambda _: np.random.default_rng(0),
@@ -350,7 +385,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
 WRITING = ("add", "extend", "store", "store_batch", "store_episode", "episode")
 MAKING = (
     "ReplayBuffer", "AsyncReplayBuffer.open", "import_parquet", "insert_jsonl", "import_minari",
-    "import_atif",
+    "import_atif", "import_arrays", "from_sb3", "from_cpprb",
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
 # Otherwise it would read standard input.
@@ -362,6 +397,7 @@ MORE: dict[str, dict[str, Any]] = {
     "ReplayBuffer": {"name": "new"},
     "AsyncReplayBuffer.open": {"name": "new"},
     "RatioWindow": {"max_ratio": 1.0},
+    **{name: {"name": "new"} for name in ("import_arrays", "from_sb3", "from_cpprb")},
     "ReplayBuffer.annotate": {"adv_t": 1.0},
     "AsyncReplayBuffer.annotate": {"adv_t": 1.0},
     "Transaction.annotate": {"adv_t": 1.0},
@@ -404,6 +440,8 @@ class PublicCall:
         """Return what a required parameter takes."""
         if name in ("data", "data_batch"):
             return row(self.layout) if name == "data" else [row(self.layout)]
+        if name == "arrays" and self.name == "import_arrays":
+            return FLAT
         if name == "arrays" and self.layout.endswith("rows"):
             return {"state": [1]}
         return RIGHT[name](world)

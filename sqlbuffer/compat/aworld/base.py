@@ -185,6 +185,8 @@ class SQLStorage(Storage):
 
     def random_task_ids(self, n: int, query_condition: Condition = None) -> list[str]:
         """Return up to n distinct tasks with a row that matches, uniformly; reads no payloads."""
+        if n == 0:  # AWorld has an empty batch
+            return []
         sampler = _IdsOnly()
         self.buffer.sample_tasks(n, sampler=sampler, condition=query_condition or None)
         return list(sampler.chosen)

@@ -23,6 +23,7 @@ from sqlbuffer.batches.step_table import (
     as_float32,
     as_records,
     bytes_of,
+    chains,
     flags_of_ends,
     tested_run_lengths,
 )
@@ -165,6 +166,8 @@ class StepLimits:
 
 
 Gathered = tuple[Integers, NDArray[Any]]
+# To search all slots takes less time and memory than to follow the links of more steps than this.
+MOST_WALKED = 4_096
 
 _ON_REQUEST = frozenset(ON_REQUEST)
 
@@ -365,6 +368,58 @@ class StepMemory:
     def at(self, index: Integers) -> "StepsInSlots":
         """Return the steps in some slots; see `StepTable.at`."""
         return StepsInSlots(self, index)
+
+    def seqs_of(self, slots: Integers) -> Integers:
+        """Return the numbers of steps; see `StepTable.seqs_of`."""
+        seqs: Integers = self.records[SEQ][slots]
+        return seqs
+
+    def steps_at(self, slots: Integers, ts: Integers) -> tuple["StepMemory", Integers]:
+        """Return steps at places of the episodes of other steps; see `StepTable.steps_at`."""
+        links = self.gathered_links(slots)
+        distances = ts - links["t"]
+        steps = (slots + distances).clip(0, self.n_slots - 1)
+        # Mostly steps that follow each other are next to each other.
+        is_there = self._are_at(steps, links["episode"], ts)
+        is_near = np.abs(distances) <= MOST_WALKED
+        for back in (False, True):
+            far = np.flatnonzero(~is_there & is_near & ((distances < 0) == back))
+            if len(far):
+                far_by = np.abs(distances[far])
+                chain = chains(self, slots[far], int(far_by.max()) + 1, back=back)
+                is_reached = far_by < chain.shape[1]
+                steps[far] = NONE
+                steps[far[is_reached]] = chain[is_reached, far_by[is_reached]]
+                is_there[far] = steps[far] != NONE
+        # Steps between may have been deleted.
+        missing = np.flatnonzero(~is_there)
+        if len(missing):
+            steps[missing] = NONE
+            for row, of_episode in zip(missing, self.episode_steps(slots[missing])[1], strict=True):
+                at = of_episode[self.links["t"][of_episode] == ts[row]]
+                steps[row] = at[-1] if len(at) else NONE
+        return self, steps
+
+    def _are_at(self, slots: Integers, episodes: Integers, ts: Integers) -> Flags:
+        """Return which slots have the step at a place of an episode."""
+        links = self.gathered_links(slots)
+        is_live = (links["flags"] & LIVE) != 0
+        are_there: Flags = is_live & (links["episode"] == episodes) & (links["t"] == ts)
+        return are_there
+
+    def episode_steps(self, slots: Integers) -> tuple["StepMemory", list[Integers]]:
+        """Return all steps of the episodes of some steps; see `StepTable.episode_steps`."""
+        links = self.links[: self.blocks.n_used]
+        numbers = self.gathered_links(slots)["episode"]
+        is_live = (links["flags"] & LIVE) != 0
+        steps = np.flatnonzero(is_live & np.isin(links["episode"], numbers))
+        of, ts = links["episode"][steps], links["t"][steps]
+        order = np.lexsort((ts, of))
+        steps, of = steps[order], of[order]
+        firsts, ends = (np.searchsorted(of, numbers, side=side) for side in ("left", "right"))
+        return self, [
+            steps[first:end] for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+        ]
 
     def stage(self, chunks: Sequence[ChunkRow]) -> bool:
         """Put the steps of chunks into free slots; False: there are too few, nothing is done.

@@ -3,7 +3,8 @@
 A buffer whose steps may be replaced in place says so in `buffers.layout`; null is the plain one.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,18 +23,20 @@ from sqlbuffer.errors import (
     SchemaTooNewError,
     SQLBufferError,
 )
-from sqlbuffer.fields import FieldSpec
+from sqlbuffer.fields import FieldSpec, misspelt_name
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import driver_of, reading
-from sqlbuffer.storage.database.urls import Database, shown_url
+from sqlbuffer.storage.database.urls import Database, key_of, shown_url
 from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.schema.number_keys import MOST_BUFFERS
 from sqlbuffer.storage.watermarks import last_number
+
+logger = logging.getLogger("sqlbuffer")
 
 
 def _sqlite_lock_as_writer(connection: Connection, buffer_id: int) -> None:
@@ -394,6 +397,7 @@ def open_buffer(
             _create(engine, name, config, layout)
             with reading(engine) as connection:
                 buffer = find_buffer(connection, name)
+                _warn_of_similar(connection, url, name)
     if buffer is None:
         raise not_found(name, url)
     check_same(name, config, buffer.config, () if alpha is None else ("alpha",))
@@ -402,6 +406,27 @@ def open_buffer(
             f"buffer {buffer.name!r} has no priorities; make another one with priorities=True"
         )
     return buffer
+
+
+# The newest names of so many buffers are compared with that of a new one.
+NAMES_COMPARED = 1_000
+_warned_of: set[tuple[Hashable, str]] = set()
+
+
+def _warn_of_similar(connection: Connection, url: URL, name: str) -> None:
+    """Log a warning, once in this process, if a new buffer has nearly the name of another one."""
+    newest = select(buffers.c.name).order_by(buffers.c.id.desc()).limit(NAMES_COMPARED)
+    similar = misspelt_name(name, connection.scalars(newest).all())
+    key = (key_of(url), name)
+    if similar is None or key in _warned_of:
+        return
+    _warned_of.add(key)
+    logger.warning(
+        "buffer %r is new in %s, next to %r, which has nearly its name; if you meant that one, "
+        "open it by name=%r and delete the new one with ReplayBuffer.drop(url, %r); create=False "
+        "refuses a name that no buffer has",
+        name, shown_url(url), similar, similar, name,
+    )  # fmt: skip
 
 
 def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None) -> None:

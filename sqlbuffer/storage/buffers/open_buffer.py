@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config import DEFAULT_CONNECTION, BufferConfig
 from sqlbuffer.config import Connection as ConnectionOptions
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import BufferNotFoundError, StorageFullError
+from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, StorageFullError
 from sqlbuffer.storage.buffers.catalog import BufferInfo, lock_buffer, read_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, BufferWindow, settled_seq, windows
@@ -153,7 +153,7 @@ class OpenBuffer:
     Attributes:
         layout: Byte layout of its steps.
         observation_layout: Byte layout of an observation.
-        is_closed: Whether it was closed; it can be used all the same.
+        is_closed: Whether it was closed: it gives no batches, and can be used all the same.
         watermark: Number up to which no row can appear any more.
         last_window: The window that was read last; None before the first read.
         own_writes: Stores the waiting steps of this process before it reads.
@@ -253,6 +253,20 @@ class OpenBuffer:
             close_idle(self.url)
         elif self._made_engine:
             self._engine.dispose()
+
+    def check_open(self) -> None:
+        """Raise before a draw if this object was closed.
+
+        Raises:
+            BufferConfigError: It was.
+        """
+        if self.is_closed:
+            name = self.info.name
+            raise BufferConfigError(
+                f"buffer {name!r} is closed, by close() or the end of its with block, and gives no "
+                f"batches; draw before that, or open it again: "
+                f"ReplayBuffer({self.shown_url!r}, {name!r})"
+            )
 
     def forget_connections(self) -> None:
         """Drop the pool's idle connections: when one connection was lost, they are dead as well."""

@@ -145,6 +145,12 @@ class Keys(NamedTuple):
     final: Sequence[Any]
 
 
+_NO_NUMBERS: Integers = np.zeros(0, np.int64)
+NO_SLICES = SliceColumns._make(
+    _NO_NUMBERS if name in ("seq", "t", "place", "n") else () for name in SliceColumns._fields
+)
+
+
 def with_slices(slices: SliceColumns, more: Sequence[tuple[Any, ...]]) -> SliceColumns:
     """Return slices with more of them behind, which have the form of `Slice`."""
     if not more:

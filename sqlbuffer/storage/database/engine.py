@@ -1,6 +1,7 @@
 """One small pool of connections per URL and process, and the settings of a new connection."""
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -28,11 +29,14 @@ from sqlbuffer.storage.database.urls import (
     is_memory,
     key_of,
     parsed_url,
+    shown_url,
     sqlite_path,
     unread_log,
     url_of_path,
     with_options_of_sqlite,
 )
+
+logger = logging.getLogger("sqlbuffer")
 
 POOL_SIZE = 5
 BUSY_TIMEOUT_S = 30.0
@@ -95,6 +99,31 @@ def resolve_url(url: Database) -> URL:
     # Only a known name is shown: this part may belong to a password.
     addition = f", not {backend}" if backend in OTHER_DATABASES else ""
     raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL{addition}; write {URL_FORMS}")
+
+
+_is_logged = False
+
+
+def log_default(url: URL, name: str) -> None:
+    """Log where a buffer is that was opened without a URL.
+
+    If the environment has no URL either, it is a warning, because people see it without settings of
+    logging; once in a process.
+
+    Args:
+        url: The default URL, resolved.
+        name: The buffer.
+    """
+    global _is_logged
+    if "url" in Settings().model_fields_set:
+        logger.info("buffer %r is in %s, by SQLBUFFER_URL", name, shown_url(url))
+    elif not _is_logged:
+        _is_logged = True
+        logger.warning(
+            "no url was given, so buffer %r is in %s; give one, such as url='sqlite:///replay.db', "
+            "or set SQLBUFFER_URL",
+            name, shown_url(url),
+        )  # fmt: skip
 
 
 def _resolve_postgresql(url: URL) -> URL:

@@ -25,6 +25,7 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import EncodedRow
 from sqlbuffer.storage.chunks.slices import (
+    NO_SLICES,
     Keys,
     Reach,
     Slice,
@@ -41,7 +42,13 @@ from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import PLACES, ROWS, StepLayout
 from sqlbuffer.storage.rows.payload_parts import have_parts, is_in_parts
 from sqlbuffer.storage.rows.statements import BUFFER_ID, SEQS, IsKey, RowSelection, matching_numbers
-from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
+from sqlbuffer.storage.sampling.slice_table import (
+    Range,
+    SliceReading,
+    SliceTable,
+    read_keys,
+    read_ranges,
+)
 from sqlbuffer.storage.schema.expressions import SeqList
 from sqlbuffer.weighted_sampling import Weights
 
@@ -305,24 +312,39 @@ class Candidates:
         slices = with_slices(keys.slices, near)
         self._marks.add(self._read_marks(slices))
         read_steps = None if reach.is_alone else self._read_steps
-        table = SliceTable(layout, keys, slices, self.window_low, self._marks, read_steps)
+        table = SliceTable(
+            layout, keys, slices, self.window_low, self._marks, read_steps,
+            partial(self._places, layout, keys),
+        )  # fmt: skip
         return table, numbers
+
+    def _places(self, layout: Layout, keys: Keys, ranges: Sequence[Range]) -> SliceTable:
+        """Return the steps between places of the episodes of keys, with those in reach behind."""
+        reach = self.reading.reach  # type: ignore[union-attr]
+        rows = self._read_ranges([(id_, t, last + reach.last) for id_, t, last in ranges], reach)
+        slices = with_slices(NO_SLICES, rows)
+        self._marks.add(self._read_marks(slices))
+        return SliceTable(layout, keys, slices, self.window_low, self._marks, self._read_steps)
 
     def _near(self, keys: Keys, reach: Reach) -> list[tuple[Any, ...]]:
         """Return the slices of other chunks with steps in reach of keys."""
         ranges = [one for one in missing_ranges(keys, reach) if one not in self._ranges]
         if ranges:
             self._ranges.update(ranges)
-            slices, versions = read_ranges(
-                self.connection, self.buffer_id, ranges, reach, self._has_versions, self.steps
-            )
-            self._slices += slices
-            if versions:
-                for one, version in zip(map(Slice._make, slices), versions, strict=True):
-                    if self.limits.of_steps.excludes(*version):
-                        self._marks.excluded.append((one.seq, one.n))
+            self._slices += self._read_ranges(ranges, reach)
         episodes = set(keys.slices.episode_id)
         return [one for one in self._slices if one[_EPISODE_ID] in episodes]
+
+    def _read_ranges(self, ranges: Sequence[Range], reach: Reach) -> list[tuple[Any, ...]]:
+        """Return the slices of ranges of episodes; note those that may not be sampled."""
+        slices, versions = read_ranges(
+            self.connection, self.buffer_id, ranges, reach, self._has_versions, self.steps
+        )
+        if versions:
+            for one, version in zip(map(Slice._make, slices), versions, strict=True):
+                if self.limits.of_steps.excludes(*version):
+                    self._marks.excluded.append((one.seq, one.n))
+        return slices
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
         """Return steps alone, with their bytes."""

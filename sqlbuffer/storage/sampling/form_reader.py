@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.batches.forms import (
-    NEXT,
     Form,
     StepForm,
     TrajectoryForm,
@@ -24,8 +23,10 @@ from sqlbuffer.batches.forms import (
     no_successor,
     warn_of_single_steps,
 )
+from sqlbuffer.batches.hindsight import Rng, rng_of
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
-from sqlbuffer.batches.step_table import NONE, Integers
+from sqlbuffer.batches.step_table import NEXT, NONE, Integers
+from sqlbuffer.batches.transitions import with_goals
 from sqlbuffer.checks import checked_count, checked_flag
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.tree import EVERYTHING, Node
@@ -379,9 +380,10 @@ class Items:
     plan: Plan
     accepted: Integers
 
-    def batch(self, n: int | None = None) -> Batch:
-        """Return the batch of the first n items."""
-        return self.maker.batch(self.maker.taken(self.plan, self.accepted[:n]), {})
+    def batch(self, n: int | None = None, rng: Rng = np.random.default_rng) -> Batch:
+        """Return the batch of the first n items; `rng` is that of goals in hindsight."""
+        plan = self.maker.taken(self.plan, self.accepted[:n])
+        return self.maker.batch(with_goals(self.maker, plan, rng), {})
 
 
 class FormReader:
@@ -410,9 +412,7 @@ class FormReader:
             has_values=needs_values(form),
             most_bytes=LARGE_STEP - 1 if skips else ANY_SIZE,
         )
-        self._refuses_single = isinstance(form, TransitionForm) and not (
-            form.has_next or form.skip_single
-        )
+        self._refuses_single = isinstance(form, TransitionForm) and form.refuses_single
         self.columns = SliceReading(
             reach,
             _is_key(form),
@@ -435,6 +435,7 @@ class FormReader:
         candidates = self._population(candidates)
         adds_up = bool(getattr(sampler, "replace", False))
         most = MOST_AT_ONCE if adds_up else max(n, MOST_AT_ONCE)
+        rng = rng_of(sampler)
         kept = np.zeros(0, np.int64)
         size, n_asked, n_accepted = min(n, most), 0, 0
         for n_round in range(MAX_ROUNDS if n > 0 else 0):
@@ -442,7 +443,7 @@ class FormReader:
             chosen = candidates.numbers(sampler.choose(candidates, size))
             items = self.items(candidates, chosen)
             if not n_round and len(items.numbers) >= n:
-                return items.batch(n)
+                return items.batch(n, rng)
             accepted = items.numbers
             if n_round:
                 accepted = _keys_to_keep(sampler, accepted, n - len(kept))
@@ -456,7 +457,7 @@ class FormReader:
             if not adds_up and (len(chosen) < size or larger <= size):
                 break
             size = larger
-        return self.items(candidates, kept[:n]).batch()
+        return self.items(candidates, kept[:n]).batch(rng=rng)
 
     def items(self, candidates: Candidates, chosen: Sequence[int] | Integers) -> Items:
         """Return the items that can be made of keys."""
@@ -479,12 +480,17 @@ class FormReader:
                 warn_of_single_steps(database, candidates.buffer_id, self.form.n_step)
         return Items(numbers[accepted], maker, plan, accepted)
 
-    def read(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Batch:
-        """Return the items of the given keys, in their order.
+    def read(
+        self,
+        candidates: Candidates,
+        keys: Sequence[int] | Integers,
+        rng: Rng = np.random.default_rng,
+    ) -> Batch:
+        """Return the items of the given keys, in their order; see `Items.batch`.
 
         Keys are left out if they are not of this kind, cannot be made, or do not match.
         """
-        return self.items(candidates, np.asarray(keys, np.int64)).batch()
+        return self.items(candidates, np.asarray(keys, np.int64)).batch(rng=rng)
 
     def made(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Integers:
         """Return those of the keys that `read` would return; each is the key of a matching row."""
@@ -508,10 +514,10 @@ class FormReader:
         return EpisodePopulation(candidates, self.columns, self.form.include_partial)
 
     def _refuse_single(self, candidates: Candidates) -> None:
-        if self._refuses_single:
+        if self._refuses_single and isinstance(self.form, TransitionForm):
             single = candidates.step_without_episode
             if single is not None:
-                raise no_successor(single)
+                raise no_successor(self.form, single)
 
 
 def _fields_of(form: Form, layout: Layout) -> set[str]:
@@ -534,7 +540,9 @@ def _reach_of(form: Form) -> Reach:
         return Reach(first, ALL_STEPS, stride, ALL_STEPS if form.finals else -ALL_STEPS)
     if form.has_next:
         return Reach(-form.n_before, form.n_step - 1)
-    return Reach(-form.n_before, form.n_step, final_within=form.n_step)
+    # Goals are those after any step of an episode.
+    final_within = form.n_step if form.relabel is None else ALL_STEPS
+    return Reach(-form.n_before, form.n_step, final_within=final_within)
 
 
 def _is_key(form: Form) -> IsKey | None:

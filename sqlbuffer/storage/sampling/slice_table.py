@@ -61,6 +61,8 @@ class SliceReading:
     has_numbers: bool = True
 
 
+# The number of an episode in the database, and two places in it.
+Range = tuple[int, int, int]
 # The model version and the session of the steps of a slice.
 Version = tuple[int | None, int | None]
 
@@ -166,6 +168,8 @@ class SliceTable:
         low: Lower end of the window.
         marks: What became of the steps.
         read_steps: Reads steps by number, each as a key of its own, if slices lack bytes.
+        read_places: Reads steps between places of episodes, (episode, first t, last t), as a table
+            of the same keys.
 
     Attributes:
         layout, has_barred, episodes: See `StepTable`.
@@ -181,8 +185,10 @@ class SliceTable:
         low: int,
         marks: Marks,
         read_steps: Callable[[Sequence[int]], Keys] | None = None,
+        read_places: Callable[[Sequence[Range]], "SliceTable"] | None = None,
     ) -> None:
         self.layout, self._read_steps = layout.fixed, read_steps
+        self._read_places = read_places
         self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
         is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)
@@ -356,6 +362,45 @@ class SliceTable:
     def at(self, index: Integers) -> "StepsInSlices":
         """Return the steps in some slots; see `StepTable.at`."""
         return StepsInSlices(self, index)
+
+    def seqs_of(self, slots: Integers) -> Integers:
+        """Return the numbers of steps; see `StepTable.seqs_of`."""
+        seqs: Integers = self.seq[slots]
+        return seqs
+
+    def steps_at(self, slots: Integers, ts: Integers) -> tuple["SliceTable", Integers]:
+        """Read steps at places of the episodes of other steps; see `StepTable.steps_at`."""
+        numbers = self._links["episode"][slots]
+        table = self._with_places(numbers, ts, ts)
+        width = int(max(ts.max(initial=0), table._links["t"].max(initial=0))) + 2
+        codes = table._links["episode"].astype(np.int64) * width + table._links["t"]
+        is_live = (table._links["flags"] & LIVE) != 0
+        live = np.flatnonzero(is_live)
+        order, places = _places_in(codes[live], numbers * width + ts)
+        if not len(live):
+            return table, places
+        return table, np.where(places == NONE, NONE, live[order[places]])
+
+    def episode_steps(self, slots: Integers) -> tuple["SliceTable", list[Integers]]:
+        """Read all steps of the episodes of some steps; see `StepTable.episode_steps`."""
+        numbers = self._links["episode"][slots]
+        table = self._with_places(
+            numbers, np.zeros(len(numbers), np.int64), self.episodes.length[numbers] - 1
+        )
+        links = table._links
+        steps = np.flatnonzero((links["flags"] & LIVE) != 0)
+        codes = np.stack([links["episode"][steps], links["t"][steps]])
+        _, first = np.unique(codes, axis=1, return_index=True)
+        steps = steps[first]
+        return table, [steps[links["episode"][steps] == number] for number in numbers]
+
+    def _with_places(self, numbers: Integers, firsts: Integers, lasts: Integers) -> "SliceTable":
+        """Return a table with the steps between places of episodes, given by their numbers here."""
+        assert self._read_places is not None
+        ids = list(self.episodes.numbers)
+        columns = numbers.tolist(), firsts.tolist(), lasts.tolist()
+        ranges = {(ids[number], first, last) for number, first, last in zip(*columns, strict=True)}
+        return self._read_places(sorted(ranges))
 
     def records_at(self, index: Integers) -> tuple[NDArray[Any] | list[Any], Integers]:
         """Return the typed fields of steps, records or the bytes of each; and for each slot of an

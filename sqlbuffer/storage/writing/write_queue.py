@@ -4,10 +4,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from sqlbuffer.config import MAX_PENDING
@@ -41,23 +41,29 @@ MAX_BYTES = 64 * 2**20
 MOST_REFUSALS = 10_000
 
 
-class QueuedStep(Protocol):
-    """A step of an episode: a row, or a step that will be part of a chunk."""
+class QueuedSteps(Protocol):
+    """A row, a step that will be part of a chunk, or a block of such steps."""
 
     @property
-    def episode_key(self) -> str | None:
-        """The user's id of the episode."""
-
-    @property
-    def task_id(self) -> str:
-        """The task."""
+    def n_steps(self) -> int:
+        """Number of steps."""
 
     @property
     def n_bytes(self) -> int:
-        """Size of the waiting bytes of the step."""
+        """Size of their waiting bytes."""
+
+    @property
+    def episodes(self) -> Collection[EpisodeKey]:
+        """The episodes of the steps."""
+
+    def without(self, episodes: AbstractSet[EpisodeKey]) -> Self | None:
+        """Return the steps of other episodes; None if there are none."""
+
+    def split(self, n_steps: int) -> tuple[Self, Self]:
+        """Return the first steps of a block, and the others."""
 
 
-S = TypeVar("S", bound=QueuedStep)
+S = TypeVar("S", bound=QueuedSteps)
 B = TypeVar("B")
 
 # Makes a batch of steps, of endings, and of the beginnings of episodes.
@@ -81,6 +87,7 @@ class _Frozen(Generic[S, B]):
     steps: Sequence[S]
     endings: Sequence[EpisodeEnd]
     beginnings: Beginnings
+    n_steps: int
 
 
 class WriteQueue(Generic[S, B]):
@@ -111,7 +118,7 @@ class WriteQueue(Generic[S, B]):
     ) -> None:
         self._pack, self._write, self._flush_s = pack, write, flush_s
         self._admit, self._admit_now = admit, admit_now
-        self._most, self._batch_rows = max_pending, min(FLUSH_ROWS, max(1, max_pending // 2))
+        self._most, self._batch_steps = max_pending, min(FLUSH_ROWS, max(1, max_pending // 2))
         self.forget()
         _queues.add(self)
 
@@ -120,8 +127,10 @@ class WriteQueue(Generic[S, B]):
         self._mutex = threading.Condition()
         self._writing = threading.Lock()
         self._steps: list[S] = []
+        self._n_steps = 0  # in these
         # The steps of a flush that are not packed yet: they may wait for the limiter.
         self._taken: Sequence[S] = ()
+        self._n_taken = 0
         self._endings: list[EpisodeEnd] = []
         # Of each episode the newest writer of this process. No earlier one adds to it.
         self._beginnings: dict[EpisodeKey, EpisodeStart] = {}
@@ -139,8 +148,8 @@ class WriteQueue(Generic[S, B]):
     def n_waiting(self) -> int:
         """Number of waiting steps."""
         frozen = self._frozen
-        n_frozen = 0 if frozen is None else len(frozen.steps)
-        return len(self._steps) + len(self._taken) + n_frozen
+        n_frozen = 0 if frozen is None else frozen.n_steps
+        return self._n_steps + self._n_taken + n_frozen
 
     @property
     def is_empty(self) -> bool:
@@ -168,8 +177,53 @@ class WriteQueue(Generic[S, B]):
             self._raise_error()
             self._take(step, beginning)
             self._ensure_thread()
-            if len(self._steps) == self._batch_rows or self._size_bytes > FLUSH_BYTES:
+            if self._is_full(step.n_steps):
                 self._mutex.notify_all()
+
+    def add_blocks(
+        self, blocks: Sequence[S], begun: Iterable[EpisodeStart], endings: Sequence[EpisodeEnd]
+    ) -> None:
+        """Add steps of several episodes, for which there is room, and ends of some of them.
+
+        Errors of the database do not prevent this.
+
+        Args:
+            blocks: The steps.
+            begun: Episodes that this writer begins with these steps, or with later ones.
+            endings: The ends.
+        """
+        with self._mutex:
+            for beginning in begun:
+                self._own(beginning)
+            for block in blocks:
+                self._take(block, None)
+            self._endings += endings
+            if blocks or endings:
+                self._ensure_thread()
+            if self._is_full(_n_steps(blocks)):
+                self._mutex.notify_all()
+
+    def check_each(self, beginnings: Iterable[EpisodeStart]) -> None:
+        """Raise the error of the first of several writers whose steps were dropped; see `check`."""
+        if self._refusals:
+            for beginning in beginnings:
+                self.check(beginning)
+
+    def widen(self, max_pending: int) -> None:
+        """Let this many steps wait, if that is more: a vector of environments fills its chunks."""
+        with self._mutex:
+            self._most = max(self._most, max_pending)
+            self._batch_steps = max(self._batch_steps, self._most // 2)
+
+    def raise_error(self) -> None:
+        """Raise the error that the storing thread met, once."""
+        with self._mutex:
+            self._raise_error()
+
+    def _is_full(self, n_new: int = 0) -> bool:
+        """Return whether the waiting steps are enough for a batch, of which n came just now."""
+        is_enough = self._n_steps >= self._batch_steps and self._n_steps - n_new < self._batch_steps
+        return is_enough or self._size_bytes > FLUSH_BYTES
 
     def check(self, beginning: EpisodeStart | None) -> None:
         """Raise the error of a writer whose steps were dropped.
@@ -213,11 +267,8 @@ class WriteQueue(Generic[S, B]):
             pause(0.0)
 
     def _has_room(self, n: int = 1) -> bool:
-        frozen = self._frozen
-        n_waiting = len(self._steps) + len(self._taken) + n
-        if frozen is not None:
-            n_waiting += len(frozen.steps)
-        return n_waiting <= self._most and self._size_bytes + self._frozen_bytes < MAX_BYTES
+        is_small = self._size_bytes + self._frozen_bytes < MAX_BYTES
+        return self.n_waiting + n <= self._most and is_small
 
     def _make_room(self, n: int) -> None:
         with self._mutex:
@@ -247,8 +298,8 @@ class WriteQueue(Generic[S, B]):
             f"{error}; {self.n_waiting} steps wait to be stored, and this one was not added"
         )
 
-    def end(self, ending: EpisodeEnd, beginning: EpisodeStart, last: S | None = None) -> None:
-        """Add the end of an episode, with its last step unless that was added.
+    def end(self, ending: EpisodeEnd, beginning: EpisodeStart) -> None:
+        """Add the end of an episode.
 
         Errors of the database do not prevent this.
 
@@ -258,8 +309,6 @@ class WriteQueue(Generic[S, B]):
         self.check(beginning)
         with self._mutex:
             self._own(beginning)
-            if last is not None:
-                self._take(last, beginning)
             self._endings.append(ending)
             self._ensure_thread()
 
@@ -269,13 +318,14 @@ class WriteQueue(Generic[S, B]):
         with holding_lock(self._writing), self._mutex:
             earlier = self._beginnings.get(key)
             self._beginnings[key] = beginning
-            lost = [step for step in self._steps if (step.episode_key, step.task_id) == key]
+            steps = [rest for step in self._steps if (rest := step.without({key})) is not None]
+            n_lost = self._n_steps - _n_steps(steps)
             endings = [ending for ending in self._endings if (ending.key, ending.task_id) != key]
-            if earlier is not None and (lost or len(endings) < len(self._endings)):
+            if earlier is not None and (n_lost or len(endings) < len(self._endings)):
                 self._refuse(earlier, _taken_here(earlier, beginning))
-                self._steps = [s for s in self._steps if (s.episode_key, s.task_id) != key]
-                self._endings = endings
-                self._size_bytes -= sum(step.n_bytes for step in lost)
+                self._steps, self._endings = steps, endings
+                self._n_steps -= n_lost
+                self._size_bytes = sum(step.n_bytes for step in steps)
 
     def leave(self, beginning: EpisodeStart) -> None:
         """Store what waits, and forget a writer: its episode is ended in another transaction.
@@ -308,6 +358,7 @@ class WriteQueue(Generic[S, B]):
         if beginning is not None:
             self._own(beginning)
         self._steps.append(step)
+        self._n_steps += step.n_steps
         self._size_bytes += step.n_bytes
 
     def flush(self, admit: Admit | None = None) -> None:
@@ -347,22 +398,23 @@ class WriteQueue(Generic[S, B]):
         with self._mutex:
             endings, self._taken = self._endings, self._steps
             self._steps, self._endings, self._due = [], [], float("inf")
-            self._error = None
+            self._n_taken, self._n_steps, self._error = self._n_steps, 0, None
         conflicts: list[str] = []
         try:
             conflicts += self._store_frozen()
             while self._taken or endings:
                 if room is not None and self._has_room(room):
                     break
-                n = self._admitted(admit, len(self._taken)) if self._taken else 0
-                ended = endings if n == len(self._taken) else []
+                n = self._admitted(admit, self._n_taken) if self._taken else 0
+                ended = endings if n == self._n_taken else []
                 self._freeze(n, ended)
                 endings = [] if ended else endings
                 conflicts += self._store_frozen()
         finally:
             with self._mutex:
                 self._steps[:0], self._endings[:0] = self._taken, endings
-                self._taken = ()
+                self._n_steps += self._n_taken
+                self._taken, self._n_taken = (), 0
                 if not self.is_empty:
                     self._ensure_thread()
         if conflicts:
@@ -381,16 +433,17 @@ class WriteQueue(Generic[S, B]):
 
     def _freeze(self, n: int, endings: Sequence[EpisodeEnd]) -> None:
         """Pack the first n taken steps, which are sent in this form until they are stored."""
-        steps = self._taken[:n]
+        steps, others = _divided(self._taken, n)
         with self._mutex:
             beginnings = dict(self._beginnings)
         # An end without a writer is that of one whose steps were refused meanwhile.
         endings = [ending for ending in endings if (ending.key, ending.task_id) in beginnings]
         named = _named(beginnings, steps, endings)
         n_bytes = sum(step.n_bytes for step in steps)
-        self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named)
+        self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named, n)
         with self._mutex:
-            self._taken = self._taken[n:]
+            self._taken = others
+            self._n_taken -= n
             self._size_bytes -= n_bytes
             self._frozen_bytes = n_bytes
 
@@ -421,11 +474,12 @@ class WriteQueue(Generic[S, B]):
         The writers of these steps learn of it with their next call.
         """
         keys = set(refusal.episodes)
-        steps = [s for s in frozen.steps if (s.episode_key, s.task_id) not in keys]
+        steps = [rest for s in frozen.steps if (rest := s.without(keys)) is not None]
         endings = [e for e in frozen.endings if (e.key, e.task_id) not in keys]
-        if len(steps) + len(endings) == len(frozen.steps) + len(frozen.endings):
+        n = _n_steps(steps)
+        if n + len(endings) == frozen.n_steps + len(frozen.endings):
             raise refusal
-        logger.warning("%d steps are lost: %s", len(frozen.steps) - len(steps), refusal)
+        logger.warning("%d steps are lost: %s", frozen.n_steps - n, refusal)
         with self._mutex:
             self._forget_writers(frozen, keys)
             for key in keys & frozen.beginnings.keys():
@@ -433,7 +487,7 @@ class WriteQueue(Generic[S, B]):
         self._frozen = None
         if steps or endings:
             named = _named(frozen.beginnings, steps, endings)
-            self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named)
+            self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named, n)
         else:
             self._frozen_bytes = 0
 
@@ -476,7 +530,7 @@ class WriteQueue(Generic[S, B]):
             idle_until = time.monotonic() + IDLE_S
             while True:
                 now = time.monotonic()
-                is_full = len(self._steps) >= self._batch_rows or self._size_bytes > FLUSH_BYTES
+                is_full = self._n_steps >= self._batch_steps or self._size_bytes > FLUSH_BYTES
                 due = max(now if is_full else self._due, self._not_before)
                 if due <= now:
                     return True
@@ -499,12 +553,29 @@ def _taken_here(earlier: EpisodeStart, newest: EpisodeStart) -> EpisodeTakenErro
 
 
 def _named(
-    beginnings: Beginnings, steps: Sequence[QueuedStep], endings: Sequence[EpisodeEnd]
+    beginnings: Beginnings, steps: Sequence[QueuedSteps], endings: Sequence[EpisodeEnd]
 ) -> Beginnings:
     """Return the beginnings of the episodes of steps and of endings."""
-    keys: set[tuple[str | None, str]] = {(step.episode_key, step.task_id) for step in steps}
-    keys.update((ending.key, ending.task_id) for ending in endings)
+    keys = {(ending.key, ending.task_id) for ending in endings}
+    for step in steps:
+        keys.update(step.episodes)
     return {key: beginning for key, beginning in beginnings.items() if key in keys}
+
+
+def _n_steps(steps: Sequence[QueuedSteps]) -> int:
+    return sum(step.n_steps for step in steps)
+
+
+def _divided(steps: Sequence[S], n: int) -> tuple[Sequence[S], Sequence[S]]:
+    """Return the first n steps, and the others; the limiter may divide a block."""
+    place = 0
+    while place < len(steps) and steps[place].n_steps <= n:
+        n -= steps[place].n_steps
+        place += 1
+    if n == 0:
+        return steps[:place], steps[place:]
+    first, rest = steps[place].split(n)
+    return [*steps[:place], first], [rest, *steps[place + 1 :]]
 
 
 _queues: "WeakSet[WriteQueue[Any, Any]]" = WeakSet()

@@ -113,7 +113,7 @@ def test_batch_of_none_is_empty(storage, filled):
 
 def test_negative_batch_is_refused(storage):
     storage.add_batch(rows(2, 2))
-    with pytest.raises(ValueError, match=r"negative|n is an integer from 0 on"):
+    with pytest.raises(ValueError, match=r"negative|n is an integer from 1 on"):
         RandomTaskSample().sample(storage, -1)
 
 

@@ -60,11 +60,14 @@ def test_every_example_is_run_here():
     tested = {
         "agent_rollouts.py",
         "ddp_returns.py",  # in tests/integrations/test_torchrun.py
-        "dqn_cartpole.py",
+        "dqn.py",
+        "dqn_actors.py",
         "grpo_groups.py",
+        "iql_cartpole.py",
         "online_rollouts.py",
+        "ppo.py",
         "ray_cartpole.py",  # in tests/peers
-        "sac_pendulum.py",
+        "sac.py",
         "sb3_collectors.py",  # in tests/peers
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
@@ -127,10 +130,29 @@ def test_the_rules_hold_in_an_online_run_whose_trainer_is_killed(sqlite_url, tmp
 
 
 @pytest.mark.slow
+def test_iql_learns_offline_from_a_policy_that_is_mostly_random(sqlite_url, tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    assert len((EXAMPLES / "iql_cartpole.py").read_text(encoding="utf-8").splitlines()) <= 120
+    words = command("iql_cartpole.py", "--url", sqlite_url, "--quick")
+    with started(tmp_path, *words) as (process, read):
+        process.wait(120)
+        printed = read()
+    assert process.returncode == 0, printed
+    assert "10,000 of 10,000 steps" in printed
+    before, after = map(int, re.findall(r"mean return: scripted (\d+), IQL (\d+)", printed)[0])
+    assert before < 80
+    assert after > 2 * before
+    with started(tmp_path, *words, "--epochs", "1") as (process, read):
+        process.wait(120)
+        assert "10,000 were there already" in read()
+
+
+@pytest.mark.slow
 def test_a_learner_that_was_killed_goes_on_from_what_is_stored(sqlite_url, tmp_path):
     if find_spec("torch") is None:
         pytest.skip("allowed: no torch for this Python")
-    words = command("dqn_cartpole.py", "--url", sqlite_url, "--quick", "--actors", "2")
+    words = command("dqn_actors.py", "--url", sqlite_url, "--quick", "--actors", "2")
     with started(tmp_path, *words) as (process, read):
         wait_until(lambda: process.poll() is not None or updates_in(read()), "it learns")
         assert process.poll() is None, read()
@@ -160,15 +182,42 @@ def n_complete(url):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn_cartpole.py --actors", "sac_pendulum.py --collectors"])
-def test_a_learner_draws_from_a_mirror_next_to_four_collectors(name, make_database_url, tmp_path):
+def test_a_learner_draws_from_a_mirror_next_to_four_actors(make_database_url, tmp_path):
     if find_spec("torch") is None:
         pytest.skip("allowed: no torch for this Python")
-    url, (program, option) = make_database_url("postgresql", schema=True), name.split()
-    words = command(program, "--url", url, "--quick", option, "4")
+    url = make_database_url("postgresql", schema=True)
+    words = command("dqn_actors.py", "--url", url, "--quick", "--actors", "4")
     with started(tmp_path, *words) as (process, read):
         process.wait(120)
         printed = read()
     assert process.returncode == 0, printed
     assert "NOT SOLVED, as" in printed
     assert scalar(url, "SELECT count(DISTINCT agent_id) FROM v_experiences") == 4
+
+
+# The least mean return that a program in one file learns; a random policy has 22, 22 and -1200.
+LEARNED = {"dqn.py": 80, "ppo.py": 80, "sac.py": -500}
+DATABASES = {"dqn.py": "sqlite", "ppo.py": "postgresql", "sac.py": "sqlite"}
+
+
+@pytest.mark.parametrize("program", LEARNED)
+def test_a_program_in_one_file_is_short(program):
+    assert len((EXAMPLES / program).read_text("utf-8").splitlines()) <= 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", LEARNED)
+def test_a_program_in_one_file_learns(program, make_database_url, tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    url = make_database_url(DATABASES[program])
+    with started(tmp_path, *command(program, "--url", url)) as (process, read):
+        process.wait(900)
+        printed = read()
+    assert process.returncode == 0, printed
+    n_episodes, mean = re.search(r"(\d+) episodes, mean .*: (-?[\d.]+)$", printed).groups()
+    assert float(mean) >= LEARNED[program], printed
+    assert n_complete(url) >= int(n_episodes)
+    if program == "ppo.py":
+        trained = "SELECT count(*) FROM v_experiences WHERE advantage IS NOT NULL"
+        assert scalar(url, trained) == 30 * 8 * 128

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 
@@ -11,7 +13,6 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import (
@@ -156,14 +157,13 @@ def test_sizes_are_those_of_one_environment(schema_url, n_envs):
 def test_a_seed_repeats_the_draws(schema_url):
     with opened(schema_url) as replay:
         add_all(replay, made(1, 100))
-        replay.buffer.flush()
-        found = []
-        for _ in range(2):
-            replay.close()
-            np.random.seed(3)  # noqa: NPY002  (as `set_random_seed` does)
+    found = []
+    for _ in range(2):
+        np.random.seed(3)  # noqa: NPY002  (as `set_random_seed` does)
+        with opened(schema_url) as replay:
             found.append([replay.sample(8).rewards.numpy() for _ in range(3)])
-        np.testing.assert_array_equal(*found)
-        assert (found[0][0] != found[0][1]).any()
+    np.testing.assert_array_equal(*found)
+    assert (found[0][0] != found[0][1]).any()
 
 
 def test_batches_of_any_size_are_drawn(schema_url):
@@ -180,14 +180,31 @@ def test_nothing_to_draw_is_an_error_until_there_is(schema_url):
         assert replay.sample(4).discounts.shape == (4, 1)
 
 
-def test_a_closed_buffer_opens_again(schema_url):
+def test_a_closed_buffer_stores_but_gives_no_samples_until_it_is_opened_again(schema_url):
     with opened(schema_url) as replay:
         add_all(replay, made(1, 30))
-        replay.close()
         assert len(replay.sample(4).rewards) == 4
         replay.close()
+        with pytest.raises(BufferConfigError, match=r"buffer 'default' is closed.*open it again"):
+            replay.sample(4)
         add_all(replay, made(1, 5, first=1_000))
         assert replay.size() == 35
+    with opened(schema_url) as replay:
+        assert len(replay.sample(35).rewards) == 35
+
+
+def test_without_a_url_a_warning_says_where_the_steps_are(tmp_path):
+    program = (
+        "import gymnasium\nfrom sqlbuffer.integrations.sb3 import SQLReplayBuffer\n"
+        "env = gymnasium.make('CartPole-v1')\n"
+        "SQLReplayBuffer(100, env.observation_space, env.action_space).close()\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "SQLBUFFER_URL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=variables, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert f"buffer 'default' is in sqlite:///{tmp_path}/sqlbuffer.db" in done.stderr
 
 
 def test_a_buffer_that_will_not_fit_into_its_mirror_warns(schema_url):
@@ -417,8 +434,8 @@ def test_another_size_than_the_stored_one_is_refused(schema_url):
     ("options", "message"),
     [
         ({"optimize_memory_usage": True}, "leave it out.*compression"),
-        ({"n_sampled_goal": 4}, "HerReplayBuffer"),
-        ({"goal_selection_strategy": "future"}, "HerReplayBuffer"),
+        ({"n_sampled_goal": 4}, "achieved_goal and desired_goal"),
+        ({"goal_selection_strategy": "future"}, "achieved_goal and desired_goal"),
         ({"max_capacity": 5}, "buffer_size"),
         ({"fields": {"x": "int64"}}, "spaces"),
         ({"n_steps": 0}, "n_step"),
@@ -463,14 +480,6 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.buffers", None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[sb3\]'"):
         importlib.import_module("sqlbuffer.integrations.sb3")
-
-
-def test_hindsight_is_refused(schema_url):
-    class Hindsight(SQLReplayBuffer, HerReplayBuffer):
-        pass
-
-    with pytest.raises(BufferConfigError, match="HerReplayBuffer"):
-        Hindsight(10, BOX, ACTION, url=schema_url)
 
 
 def test_databases_that_cannot_be_opened_are_refused(tmp_path, postgres_url):

@@ -251,7 +251,6 @@ def test_conditions_limits_and_priorities_hold_beside_fields(buffer_url):
         assert len(rows.probabilities) == 1
         assert [row.id for row in buffer.sample(4, fields=[])] == ["f1"]
         assert buffer.sample(4, fields=[]) == []
-        assert buffer.sample(0, fields=["state"]) == []
         ids = buffer.sample(2, fields=[], converter=lambda rows: [row.id for row in rows])
         assert ids == []
 

@@ -277,7 +277,6 @@ def test_chosen_fields_alone_are_drawn(buffer):
 def test_a_batch_has_as_many_rows_as_asked_for_whatever_the_buffer_holds(buffer):
     buffer.extend(make_columns())
     assert buffer.sample_arrays(300).obs.shape == (300, 3, 2)
-    assert buffer.sample_arrays(0).n_rows == 0
     with pytest.raises(InsufficientDataError, match="asked for 21, and 20 match"):
         buffer.sample_arrays(21, sampler=RandomSampler())
 

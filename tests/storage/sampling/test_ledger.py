@@ -8,6 +8,7 @@ import pytest
 from sqlbuffer import (
     FifoSampler,
     LatestSampler,
+    QueryBuilder,
     RandomSampler,
     RandomTaskSample,
     ReplayBuffer,
@@ -100,7 +101,7 @@ def test_batches_of_passes_are_noted(buffer_url):
 def test_what_raises_and_what_is_empty_is_not_noted(buffer, buffer_url):
     with pytest.raises(InsufficientDataError):
         buffer.sample_transitions(40, sampler=FifoSampler())
-    assert buffer.sample_arrays(0).n_rows == 0
+    assert buffer.sample(1, condition=QueryBuilder().eq("task_id", "?")) == []
     assert scalar(buffer_url, "SELECT count(*) FROM samples") == 0
 
 

@@ -545,7 +545,7 @@ class BufferMachine(RuleBasedStateMachine):
     # Drawing, and opening again.
 
     @holds_steps
-    @rule(who=writers, n=st.integers(0, 8), loss=losses)
+    @rule(who=writers, n=st.integers(1, 8), loss=losses)
     def draw(self, who, n, loss):
         batch = self.call(who, lambda buffer: buffer.sample(n), loss)
         seqs = [row.seq for row in batch]

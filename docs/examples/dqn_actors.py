@@ -1,6 +1,6 @@
 """Deep Q-learning on CartPole: some processes play, one process learns, and they share a database.
 
-    python docs/examples/dqn_cartpole.py --url sqlite:///dqn.db --actors 2
+    python docs/examples/dqn_actors.py --url sqlite:///dqn.db --actors 2
 
 Each actor records its environment and takes the newest weights before an episode. The learner draws
 n-step transitions from a mirror of the buffer and solves the task: a mean return of 400 over the
@@ -302,7 +302,7 @@ def verdict(args, plan: Plan, n: int, n_new: int, mean: float, seconds: float) -
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="sqlite:///dqn.db", help="of the database")
-    parser.add_argument("--checkpoint", default="dqn_cartpole.pt", help="file of the learner")
+    parser.add_argument("--checkpoint", default="dqn_actors.pt", help="file of the learner")
     parser.add_argument("--seconds", type=float, default=600, help="give up after this time")
     parser.add_argument("--actors", type=int, default=2, help="processes that play")
     parser.add_argument("--solve-at", type=float, default=400, help="mean return to reach")

@@ -1,0 +1,258 @@
+"""Blocks of steps that several environments take together, and the chunks that are cut from them.
+
+A block has no loop over its steps: its arrays are put in order, environment by environment, and cut
+where an episode or a chunk ends.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.chunks import PackedChunk, StepPayload
+from sqlbuffer.encoding.column_chunks import (
+    checked_sizes,
+    chunk_ranges,
+    pack_ranges,
+    step_payloads,
+)
+from sqlbuffer.encoding.columns import GivenColumns
+from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.encoding.packing import Layout
+
+# The number of an episode where an environment took no step.
+NO_EPISODE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class StepBlock:
+    """T steps of each of n environments, checked; one item of a `WriteQueue`.
+
+    Step t of environment i is at t * n + i.
+
+    Attributes:
+        writer: The writer; its blocks number episodes alike.
+        columns: The T * n steps. Their keys are those of `beginnings`.
+        n_envs: Number of environments.
+        numbers: Number of the episode of each step, `NO_EPISODE` where none was taken; int64 of
+            shape (T * n,).
+        places: Place of each step in its episode; int64 of shape (T * n,).
+        times: When each step was made, in seconds since 1970; shape (T * n,).
+        beginnings: The episodes by number; also others.
+        layout: Number of the layout of the fields.
+        step_bytes: Bytes of the record of a step.
+    """
+
+    writer: object
+    columns: GivenColumns
+    n_envs: int
+    numbers: NDArray[np.int64]
+    places: NDArray[np.int64]
+    times: NDArray[np.float64]
+    beginnings: Mapping[int, EpisodeStart]
+    layout: int
+    step_bytes: int
+
+    @cached_property
+    def n_steps(self) -> int:
+        """Number of steps."""
+        return int(np.count_nonzero(self.is_step))
+
+    @property
+    def is_step(self) -> NDArray[np.bool_]:
+        """False where an environment took no step, shape (T * n,)."""
+        is_step: NDArray[np.bool_] = self.numbers != NO_EPISODE
+        return is_step
+
+    @property
+    def envs(self) -> NDArray[np.int64]:
+        """The environment of each step, shape (T * n,)."""
+        return np.arange(len(self.numbers)) % self.n_envs
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of their typed fields, those of varying length not counted."""
+        return self.n_steps * self.step_bytes
+
+    @property
+    def episodes(self) -> Collection[tuple[str, str]]:
+        """The episodes that the steps may be of."""
+        return [(of.key, of.task_id) for of in self.beginnings.values()]
+
+    def without(self, episodes: AbstractSet[tuple[str | None, str]]) -> "StepBlock | None":
+        """Return the steps of other episodes; None if there are none."""
+        lost = [
+            number for number, of in self.beginnings.items() if (of.key, of.task_id) in episodes
+        ]
+        return self.of_steps(~np.isin(self.numbers, lost)) if lost else self
+
+    def split(self, n_steps: int) -> "tuple[StepBlock, StepBlock]":
+        """Return the first steps, and the others; there are more."""
+        is_first = np.cumsum(self.is_step) <= n_steps
+        return (
+            replace(self, numbers=np.where(is_first, self.numbers, NO_EPISODE)),
+            replace(self, numbers=np.where(is_first, NO_EPISODE, self.numbers)),
+        )
+
+    def of_steps(self, chosen: NDArray[np.bool_]) -> "StepBlock | None":
+        """Return some of the steps, given by flags of shape (T * n,); None if there are none."""
+        numbers = np.where(chosen, self.numbers, NO_EPISODE)
+        if not (numbers != NO_EPISODE).any():
+            return None
+        return self if chosen.all() else replace(self, numbers=numbers)
+
+    def truncated(self, places: NDArray[np.int64]) -> "StepBlock":
+        """Return the block with the steps at some places marked as truncated."""
+        truncated = self.columns.truncated
+        truncated = np.zeros(len(self.numbers), bool) if truncated is None else truncated.copy()
+        truncated[places] = True
+        return replace(self, columns=replace(self.columns, truncated=truncated))
+
+
+def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[PackedChunk]:
+    """Return the steps of blocks as chunks.
+
+    Args:
+        layout: The typed fields of the buffer.
+        blocks: The blocks; those of a writer in the order of their steps.
+    """
+    layout = layout.fixed
+    groups: dict[Any, list[StepBlock]] = {}
+    for block in blocks:
+        given = tuple(block.columns.__dict__[name] is not None for name in _OPTIONAL)
+        more = tuple(block.columns.more_values)
+        groups.setdefault((id(block.writer), given, more), []).append(block)
+    return [chunk for group in groups.values() for chunk in _packed(layout, group)]
+
+
+_OPTIONAL = ("reward", "terminated", "truncated", "priority")
+
+
+def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
+    """Return the chunks of the blocks of one writer that have the same columns."""
+    numbers = np.concatenate([block.numbers for block in blocks])
+    # Environment by environment, and each in the order of its steps.
+    order = np.arange(len(numbers)).reshape(-1, blocks[0].n_envs).T.ravel()
+    order = order[numbers[order] != NO_EPISODE]
+    numbers = numbers[order]
+    steps = np.concatenate([block.places for block in blocks])[order]
+    columns = _joined(layout, [block.columns for block in blocks], order, steps)
+    times = np.concatenate([block.times for block in blocks])[order]
+    sizes = step_sizes(layout, columns, _NO_LIMIT)
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(order)]
+    ranges: list[tuple[int, int]] = []
+    beginnings: list[EpisodeStart] = []
+    every = {number: of for block in blocks for number, of in block.beginnings.items()}
+    for first, after in pairwise(bounds):
+        cuts = chunk_ranges(layout, sizes, first, after)
+        ranges += cuts
+        beginnings += [every[int(numbers[first])]] * len(cuts)
+    keyed = replace(
+        columns,
+        task_id=[of.task_id for of in beginnings],
+        agent_id=[of.agent_id for of in beginnings],
+        model_version=[of.model_version for of in beginnings],  # type: ignore[misc]
+        session_id=[of.session for of in beginnings],  # type: ignore[misc]
+        more_keys={"episode_key": [of.key for of in beginnings]},
+    )
+    return pack_ranges(layout, keyed, ranges, times)
+
+
+_NO_LIMIT = 2**62  # the writer has checked the sizes
+
+
+def checked_steps(layout: Layout, columns: GivenColumns, max_row_bytes: int) -> GivenColumns:
+    """Return columns whose payloads are encoded, and whose fields share no memory with the input.
+
+    Raises:
+        FieldError: A payload cannot be stored, or a step is too large.
+    """
+    for name, values in columns.fields.items():
+        if isinstance(values, np.ndarray):
+            columns.fields[name] = values.copy()
+    if columns.reward_tags or any(column is not None for column in columns.payloads):
+        columns = replace(columns, encoded=step_payloads(columns))
+    step_sizes(layout, columns, max_row_bytes)
+    return columns
+
+
+def step_sizes(layout: Layout, columns: GivenColumns, max_row_bytes: int) -> list[int] | None:
+    """Return the bytes of each step with its payload; None where all have the same.
+
+    Raises:
+        FieldError: A step is too large.
+    """
+    if not columns.encoded and not layout.has_tails and layout.size_bytes <= max_row_bytes:
+        return None
+    tails = layout.tails(columns.fields) or [b""] * columns.n_steps
+    raw = [layout.size_bytes + len(tail) for tail in tails]
+    return checked_sizes(raw, columns.encoded, max_row_bytes)
+
+
+def _joined(
+    layout: Layout,
+    parts: Sequence[GivenColumns],
+    order: NDArray[np.int64],
+    steps: NDArray[np.int64],
+) -> GivenColumns:
+    """Return the steps of several columns, in an order."""
+    places = order.tolist() if layout.has_tails else []
+    fields: dict[str, Any] = {}
+    for name, spec in layout.specs.items():
+        values = [_field_of(part, spec) for part in parts]
+        if spec.is_variable:
+            flat = [value for part in values for value in part]
+            fields[name] = [flat[place] for place in places]
+        else:
+            fields[name] = np.concatenate(values)[order]
+    first = parts[0]
+    optional: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in _OPTIONAL
+        if getattr(first, name) is not None
+    }
+    return replace(
+        first,
+        n_steps=len(order),
+        fields=fields,
+        steps=steps,
+        makes_steps=False,
+        reward_tags={},
+        payloads=(None,) * len(first.payloads),
+        encoded=_joined_payloads(parts, order),
+        more_values={
+            name: _taken([value for part in parts for value in part.more_values[name]], order)
+            for name in first.more_values
+        },
+        **optional,
+    )
+
+
+def _field_of(part: GivenColumns, spec: Any) -> Any:
+    """Return the values of a field; of one that was added since, its default."""
+    values = part.fields.get(spec.name)
+    if values is not None:
+        return values
+    if spec.is_variable:
+        return [spec.default_value] * part.n_steps
+    return np.broadcast_to(spec.default_value, (part.n_steps, *spec.shape))
+
+
+def _joined_payloads(
+    parts: Sequence[GivenColumns], order: NDArray[np.int64]
+) -> list[StepPayload | None] | None:
+    if all(part.encoded is None for part in parts):
+        return None
+    payloads: list[StepPayload | None] = []
+    for part in parts:
+        payloads += [None] * part.n_steps if part.encoded is None else part.encoded
+    return _taken(payloads, order)
+
+
+def _taken(values: Sequence[Any], order: NDArray[np.int64]) -> list[Any]:
+    return [values[place] for place in order.tolist()]

@@ -1,0 +1,561 @@
+"""The episodes of several environments, written together."""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.arguments import checked_session
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.columns import GivenColumns
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import encode_step
+from sqlbuffer.encoding.step_blocks import NO_EPISODE, StepBlock
+from sqlbuffer.errors import EpisodeRefusedError, FieldError, SQLBufferError
+from sqlbuffer.fields import Casting
+from sqlbuffer.processes import at_process_end
+from sqlbuffer.steps import PAYLOADS
+from sqlbuffer.storage.writing.write_queue import WriteQueue
+
+logger = logging.getLogger("sqlbuffer")
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Final = Mapping[str, Any]
+# Checks the columns of a block of steps, and names their layout.
+CheckBlock = Callable[[Mapping[str, Any], Casting], tuple[GivenColumns, Layout]]
+# Begins an episode of an environment.
+Begin = Callable[[int, int | None, str | None], EpisodeStart]
+
+# Columns of numbers: their number of dimensions says how many steps are given.
+_NUMBERS = ("reward", "terminated", "truncated", "adv_t", "v_t", "priority")
+# Each environment may have this many pending steps: shorter chunks are stored more slowly.
+STEPS_OF_ENV = 256
+
+
+class VectorWriter:
+    """Writes the steps of n environments that act together; `ReplayBuffer.vector_writer` makes one.
+
+    Each environment has one episode after the other. A step that is `terminated` or `truncated`
+    ends its episode, and the next step of the environment begins another one. Use the writer from
+    one thread at a time.
+
+    As a context manager, it is closed at the end of the block. If the block raises, the open
+    episodes are marked `aborted`, and their steps are stored.
+
+    The newest step of an open episode is held back until the next call, which shows whether the
+    episode was cut after it.
+
+    Attributes:
+        n_envs: Number of environments.
+        episode_ids: Id of the open episode of each environment; None where none is open.
+        model_version: Version of the model that acts; a new one holds for the episodes that begin
+            later.
+        session_id: Training session, in the same way.
+
+    Example:
+        >>> import numpy as np
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (2,)), "action": "int64"})
+        >>> with buffer.vector_writer(3) as writer:
+        ...     for t in range(4):
+        ...         writer.write(
+        ...             {
+        ...                 "obs": np.full((3, 2), t, np.float32),
+        ...                 "action": np.array([0, 1, 0]),
+        ...                 "reward": np.ones(3),
+        ...                 "terminated": np.array([t == 1, False, False]),
+        ...             }
+        ...         )
+        >>> len(buffer), buffer.stats().episodes
+        (12, 4)
+        >>> writer = buffer.vector_writer(2)
+        >>> step = {"obs": np.zeros((2, 2), np.float32), "action": np.zeros(2, np.int64)}
+        >>> writer.write(step)
+        >>> writer.cut([True, False], final={"obs": np.ones((2, 2))})
+        >>> writer.episode_ids[0] is None
+        True
+        >>> writer.abort()
+        >>> writer.close()
+    """
+
+    def __init__(
+        self,
+        n_envs: int,
+        begin: Begin,
+        check: CheckBlock,
+        layout: Layout,
+        observation: Layout,
+        queue: WriteQueue[Any, Any],
+        casting: Casting,
+        model_version: int | None,
+        session_id: str | None,
+    ) -> None:
+        self.n_envs, self._begin, self._check, self._layout = n_envs, begin, check, layout
+        self._observation, self._queue, self._casting = observation, queue, casting
+        self.model_version, self.session_id = model_version, session_id
+        # Of each environment the number of its open episode, and the place of its next step.
+        self._numbers = np.full(n_envs, NO_EPISODE, np.int64)
+        self._places = np.zeros(n_envs, np.int64)
+        self._beginnings: dict[int, EpisodeStart] = {}  # of open ones; replaced, never changed
+        self._n_begun = 0
+        self._held: list[StepBlock] = []
+        self._is_open = True
+        # Called when the process ends while an episode is open.
+        self.at_end: Callable[[], None] = self.close
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the model that acts."""
+        return self._model_version
+
+    @model_version.setter
+    def model_version(self, version: int | None) -> None:
+        self._model_version = None if version is None else encode_step(version, "model_version")
+
+    @property
+    def session_id(self) -> str | None:
+        """The training session."""
+        return self._session_id
+
+    @session_id.setter
+    def session_id(self, session_id: str | None) -> None:
+        self._session_id = None if session_id is None else checked_session(session_id)
+
+    @property
+    def episode_ids(self) -> list[str | None]:
+        """Id of the open episode of each environment; None where none is open."""
+        return [
+            None if number == NO_EPISODE else self._beginnings[number].key
+            for number in self._numbers.tolist()
+        ]
+
+    def write(
+        self,
+        steps: Mapping[str, Any],
+        *,
+        final: Final | None = None,
+        reset: Any = None,
+        mask: Any = None,
+    ) -> None:
+        """Add a step of each environment, or T steps of each.
+
+        Args:
+            steps: For each declared field an array of shape (n_envs, *shape) or (T, n_envs,
+                *shape); for a field of varying length lists of arrays in the same order. Optional
+                are `reward`, `terminated`, `truncated`, `adv_t`, `v_t`, `priority`, `state`,
+                `actions`, `messages` and `extra`, likewise. The values are copied.
+            final: Observations after the steps, for each observation field in the same form. Those
+                of steps that end an episode are stored as its final observation.
+            reset: Flags of shape (n_envs,) or (T, n_envs): True where the environment was reset
+                before the step. An episode that is open there ends as truncated.
+            mask: Flags of the same shape: False where the environment took no step, as where a step
+                only resets it (gymnasium's `AutoresetMode.NEXT_STEP`).
+
+        Raises:
+            FieldError: A field is unknown or missing, a shape does not fit n_envs, a value cannot
+                be stored, or the writer is closed. No step is added.
+            FlowControlError: The rate limiter allowed none of the pending steps in time; no step is
+                added.
+            StorageError: Earlier steps could not be stored. They stay pending, and no step is
+                added.
+            EpisodeTakenError: Another writer has continued an episode. No step is added; what was
+                pending of the episode is lost, and the next call begins another one there.
+            EpisodeEndedError: The episode was ended elsewhere, in the same way.
+        """
+        self._check_open()
+        lead = self._lead(steps)
+        columns, layout = self._check(self._flat(steps, lead), self._casting)
+        is_reset = self._flags(reset, "reset", lead, default=False)
+        is_step = self._flags(mask, "mask", lead, default=True)
+        ends = np.zeros(columns.n_steps, bool)
+        for flags in (columns.terminated, columns.truncated):
+            if flags is not None:
+                ends |= flags
+        ends &= is_step
+        finals = self._finals(final, lead, ends)
+        self._check_episodes()
+        if not len(is_step):
+            return
+        self.wait_for_room(int(np.count_nonzero(is_step)))
+        self._add(columns, layout, is_step, is_reset, ends, finals)
+
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may be pending; raise the error that an earlier write met.
+
+        :meta private:
+        """
+        self._queue.wait_for_room(n)
+        self._queue.raise_error()
+
+    def forget(self) -> None:
+        """Forget the open episodes: in a forked child, whose parent continues them.
+
+        :meta private:
+        """
+        self._numbers[:] = NO_EPISODE
+        self._beginnings, self._held = {}, []
+
+    def cut(self, chosen: Any = None, final: Final | None = None) -> None:
+        """End open episodes as truncated after their last step: the environments were reset.
+
+        Args:
+            chosen: Flags of shape (n_envs,): True for an environment that was reset; all by
+                default.
+            final: Observations after the last steps, for each observation field an array of shape
+                (n_envs, *shape).
+
+        Raises:
+            FieldError: The flags or the observations do not fit, or the writer is closed.
+            StorageError: Earlier steps could not be stored. They stay pending.
+        """
+        self._check_open()
+        flags = self._flags(chosen, "chosen", (self.n_envs,), default=True)
+        is_cut = flags & (self._numbers != NO_EPISODE)
+        finals = self._finals(final, (self.n_envs,), is_cut)
+        self._truncate_held(is_cut)
+        endings = self._ended(is_cut, "complete", finals)
+        self._queue.add_blocks(self._released(is_cut), (), endings)
+
+    def abort(self) -> None:
+        """End the open episodes as aborted: their steps are stored, and not drawn as transitions.
+
+        Raises:
+            FieldError: The writer is closed.
+            StorageError: The steps could not be stored; they stay pending.
+        """
+        self._check_open()
+        is_open = self._numbers != NO_EPISODE
+        endings = self._ended(is_open, "aborted", {})
+        self._queue.add_blocks(self._released(is_open), (), endings)
+        self._queue.flush()
+        self._queue.check_all()
+
+    def abort_after_error(self) -> None:
+        """Abort the open episodes; log an error instead of raising it.
+
+        :meta private:
+        """
+        try:
+            self.abort()
+        except SQLBufferError as error:  # the caller must see the first error
+            logger.warning("steps of aborted episodes wait to be stored: %s", error)
+
+    def close(self, final: Final | None = None) -> None:
+        """End the open episodes as truncated, and store all steps; a second call does nothing.
+
+        Args:
+            final: Observations after the last steps; see `cut`.
+
+        Raises:
+            FieldError: The observations do not fit; the writer stays open.
+            StorageError: The steps could not be stored; they stay pending.
+        """
+        if not self._is_open:
+            return
+        self.cut(final=final)
+        self._is_open = False
+        _open.discard(self)
+        self._queue.flush()
+        self._queue.check_all()
+
+    def __enter__(self) -> "VectorWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._is_open:
+            return
+        if kind is None:
+            self.close()
+            return
+        self.abort_after_error()
+        self._is_open = False
+        _open.discard(self)
+
+    def _add(
+        self,
+        columns: GivenColumns,
+        layout: Layout,
+        is_step: Flags,
+        is_reset: Flags,
+        ends: Flags,
+        finals: Mapping[int, bytes | None],
+    ) -> None:
+        """Place checked steps in their episodes, and hand them on."""
+        n = self.n_envs
+        shape = n_rows, _ = columns.n_steps // n, n
+        times = np.full(n_rows * n, time.time())
+        if self._is_quiet(is_step, is_reset, ends):
+            block = StepBlock(
+                self, columns, n, self._numbers.copy(), self._places.copy(), times,
+                self._beginnings, layout.number, layout.size_bytes,
+            )  # fmt: skip
+            self._places += 1
+            ready, self._held = self._held, [block]
+            self._queue.add_blocks(ready, (), ())
+            return
+        numbers, places = np.full((2, n_rows, n), NO_EPISODE, np.int64)
+        last = np.full(n, -1)  # of each environment its last step in this block
+        cut: list[int] = []  # steps of this block after which an episode was cut
+        cut_before = np.zeros(n, bool)  # environments whose held step is the last of an episode
+        begun: list[EpisodeStart] = []
+        endings: list[EpisodeEnd] = []
+        every = self._beginnings
+        rows = zip(*(flags.reshape(shape) for flags in (is_step, is_reset, ends)), strict=True)
+        for t, (acts, resets, has_ended) in enumerate(rows):
+            if resets.any():
+                is_cut = resets & (self._numbers != NO_EPISODE)
+                within = np.flatnonzero(is_cut & (last >= 0))
+                cut += (last[within] * n + within).tolist()
+                cut_before |= is_cut & (last < 0)
+                endings += self._ended(is_cut, "complete", {})
+            is_new = acts & (self._numbers == NO_EPISODE)
+            if is_new.any():
+                starts = self._begun(np.flatnonzero(is_new).tolist())
+                begun += starts.values()
+                every = {**every, **starts}
+            np.copyto(numbers[t], self._numbers, where=acts)
+            places[t] = self._places
+            self._places += acts
+            last[acts] = t
+            if has_ended.any():
+                of_row = {i: finals[t * n + i] for i in range(n) if t * n + i in finals}
+                endings += self._ended(has_ended, "complete", of_row)
+        block = StepBlock(
+            self, columns, n, numbers.ravel(), places.ravel(), times,
+            every, layout.number, layout.size_bytes,
+        )  # fmt: skip
+        if cut:
+            block = block.truncated(np.array(cut))
+        self._truncate_held(cut_before)
+        ready = self._released((last >= 0) | cut_before)
+        open_envs = np.flatnonzero((self._numbers != NO_EPISODE) & (last >= 0))
+        is_held = np.zeros(n_rows * n, bool)
+        is_held[last[open_envs] * n + open_envs] = True
+        if (later := block.of_steps(~is_held)) is not None:
+            ready.append(later)
+        if (newest := block.of_steps(is_held)) is not None:
+            self._held.append(newest)
+        self._queue.add_blocks(ready, begun, endings)
+        if self._beginnings:
+            _note_open(self)
+        else:
+            _open.discard(self)
+
+    def _is_quiet(self, is_step: Flags, is_reset: Flags, ends: Flags) -> bool:
+        """Return True for one step of each environment that begins and ends nothing."""
+        return (
+            len(is_step) == self.n_envs
+            and bool(is_step.all())
+            and not (is_reset.any() or ends.any())
+            and bool((self._numbers != NO_EPISODE).all())
+        )
+
+    def _begun(self, envs: Sequence[int]) -> dict[int, EpisodeStart]:
+        """Begin an episode of some environments; return the beginnings by number."""
+        starts = {
+            self._n_begun + k: self._begin(i, self._model_version, self._session_id)
+            for k, i in enumerate(envs)
+        }
+        self._numbers[envs] = [*starts]
+        self._places[envs] = 0
+        self._n_begun += len(envs)
+        self._beginnings = {**self._beginnings, **starts}
+        return starts
+
+    def _ended(
+        self, chosen: Flags, status: str, finals: Mapping[int, bytes | None]
+    ) -> list[EpisodeEnd]:
+        """End the episodes of some environments, given by flags; return their ends."""
+        ended = np.flatnonzero(chosen).tolist()
+        if not ended:
+            return []
+        beginnings = dict(self._beginnings)
+        endings = []
+        for i, number in zip(ended, self._numbers[ended].tolist(), strict=True):
+            beginning = beginnings.pop(number)
+            endings.append(EpisodeEnd(beginning.key, beginning.task_id, status, finals.get(i)))
+        self._beginnings = beginnings
+        self._numbers[ended] = NO_EPISODE
+        return endings
+
+    def _truncate_held(self, chosen: Flags) -> None:
+        """Mark the held steps of some environments as truncated."""
+        if not chosen.any():
+            return
+        for k, block in enumerate(self._held):
+            places = np.flatnonzero(chosen[block.envs] & block.is_step)
+            if len(places):
+                self._held[k] = block.truncated(places)
+
+    def _released(self, chosen: Flags) -> list[StepBlock]:
+        """Take the held steps of some environments."""
+        if chosen.all():
+            released, self._held = self._held, []
+            return released
+        released, still_held = [], []
+        for block in self._held:
+            of_chosen = chosen[block.envs]
+            if (ready := block.of_steps(of_chosen)) is not None:
+                released.append(ready)
+            if ready is not block and (rest := block.of_steps(~of_chosen)) is not None:
+                still_held.append(rest)
+        self._held = still_held
+        return released
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise FieldError("the vector writer was closed; make another with vector_writer()")
+
+    def _check_episodes(self) -> None:
+        """Raise the error of an open episode that takes no more steps; forget the episode."""
+        try:
+            self._queue.check_each(self._beginnings.values())
+        except EpisodeRefusedError as refusal:
+            numbers = [
+                number
+                for number, of in self._beginnings.items()
+                if (of.key, of.task_id) in refusal.episodes
+            ]
+            is_lost = np.isin(self._numbers, numbers)
+            self._ended(is_lost, "aborted", {})
+            self._released(is_lost)
+            raise
+
+    def _lead(self, steps: Any) -> tuple[int, ...]:
+        """Return the first axes of given steps: (n_envs,) or (T, n_envs)."""
+        if not isinstance(steps, Mapping):
+            raise FieldError(
+                f"steps is a dict of arrays, a value for each declared field, got {shown(steps)}"
+            )
+        n_dims = {
+            **{name: len(s.shape) for name, s in self._layout.specs.items() if not s.is_variable},
+            **dict.fromkeys(_NUMBERS, 0),
+        }
+        for name, values in steps.items():
+            if values is None or name not in n_dims:
+                continue
+            shape = np.shape(values)
+            lead = shape[: max(0, len(shape) - n_dims[name])]
+            if lead[-1:] == (self.n_envs,) and len(lead) <= 2:
+                return lead
+            raise self._wrong(name, shape)
+        raise FieldError("give reward, terminated or truncated: they say how many steps these are")
+
+    def _flat(self, steps: Mapping[str, Any], lead: tuple[int, ...]) -> dict[str, Any]:
+        """Return the columns of all steps, one environment after the other within a step."""
+        columns: dict[str, Any] = {}
+        for name, values in steps.items():
+            spec = self._layout.specs.get(name)
+            if values is None:
+                continue
+            if name in PAYLOADS or (spec is not None and spec.is_variable):
+                columns[name] = self._listed(name, values, lead)
+                continue
+            array = values if hasattr(values, "reshape") else np.asarray(values)
+            if tuple(array.shape[: len(lead)]) != lead:
+                raise self._wrong(name, tuple(array.shape))
+            if len(lead) == 2:
+                array = array.reshape((math.prod(lead), *array.shape[2:]))
+            columns[name] = array
+        return columns
+
+    def _listed(self, name: str, values: Any, lead: tuple[int, ...]) -> list[Any]:
+        """Return a list with a value for each step."""
+        rows = [values] if len(lead) == 1 else values
+        is_whole = isinstance(rows, (Sequence, np.ndarray)) and not isinstance(values, (str, bytes))
+        if not is_whole or [len(row) for row in rows] != [self.n_envs] * (math.prod(lead[:-1])):
+            raise FieldError(
+                f"{name}: expected a list with a value for each of {self.n_envs} environments, or "
+                f"T of these lists, got {shown(values)}"
+            )
+        return [value for row in rows for value in row]
+
+    def _flags(self, flags: Any, name: str, lead: tuple[int, ...], *, default: bool) -> Flags:
+        """Return flags of all steps, shape (T * n_envs,)."""
+        if flags is None:
+            return np.full(math.prod(lead), default)
+        array = np.asarray(flags)
+        if array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
+            array = array.astype(bool)
+        if array.dtype != bool or array.shape != lead:
+            raise FieldError(
+                f"{name}: expected flags of shape {lead}, one for each step, got {shown(flags)}"
+            )
+        return array.reshape(-1)
+
+    def _finals(
+        self, final: Final | None, lead: tuple[int, ...], ends: Flags
+    ) -> dict[int, bytes | None]:
+        """Return the final observations by step, packed."""
+        if final is None:
+            return {}
+        specs = self._observation.specs
+        if not isinstance(final, Mapping) or final.keys() != specs.keys():
+            named = shown(list(final)) if isinstance(final, Mapping) else shown(final)
+            raise FieldError(
+                f"final is a dict with the observation fields {', '.join(specs) or 'none'}, each "
+                f"an array as in the steps, got {named}"
+            )
+        columns = self._flat(final, lead)
+        if not ends.any():
+            return {}
+        return {
+            place: pack_final(
+                self._observation,
+                {name: values[place] for name, values in columns.items()},
+                self._casting,
+            )
+            for place in np.flatnonzero(ends).tolist()
+        }
+
+    def _wrong(self, name: str, shape: tuple[int, ...]) -> FieldError:
+        spec = self._layout.specs.get(name)
+        one = () if spec is None else spec.shape
+        n = self.n_envs
+        return FieldError(
+            f"{name}: expected shape {(n, *one)}, or T steps of that shape, of n_envs={n}; got "
+            f"{shape}"
+        )
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a vector writer belongs to one process; pickle the buffer instead")
+
+    def __repr__(self) -> str:
+        n_open = int(np.count_nonzero(self._numbers != NO_EPISODE))
+        state = f"{n_open} episodes open" if self._is_open else "closed"
+        return f"VectorWriter({self.n_envs} environments, {state})"
+
+
+# Writers with an open episode, even if the program holds them no longer: when the process ends, the
+# steps that are held back are stored.
+_open: set[VectorWriter] = set()
+
+
+def _note_open(writer: VectorWriter) -> None:
+    at_process_end(_end_all, priority=1)  # before what waits is stored
+    _open.add(writer)
+
+
+def _forget_all() -> None:
+    for writer in _open:
+        writer.forget()
+    _open.clear()
+
+
+def _end_all() -> None:
+    for writer in list(_open):
+        try:
+            writer.at_end()
+        except SQLBufferError as error:
+            logger.error("steps of several environments were lost at the end: %s", error)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
