@@ -23,12 +23,15 @@ DATA = {"sqlbuffer.llm.LLM_FIELDS"}
 # They refuse nothing.
 WITHOUT_ERRORS = {f"sqlbuffer.compat.ding.{name}" for name in ("generate_id", "register_buffer")}
 WITHOUT_ERRORS |= {"sqlbuffer.llm.answer_messages"}
-NEED_PEERS = {"sqlbuffer.integrations.sb3", "sqlbuffer.integrations.torchrl"}
+NEED_PEERS = {
+    "sqlbuffer.integrations.sb3": {"SQLReplayBuffer", "SQLHerReplayBuffer"},
+    "sqlbuffer.integrations.torchrl": {"SQLReplayBuffer"},
+}
 
 
 def public_names(module):
     if module in NEED_PEERS:
-        return {"SQLHerReplayBuffer", "SQLReplayBuffer"}
+        return NEED_PEERS[module]
     if module.endswith(".torch"):
         return {"Dataset", "IterableDataset"}
     found = importlib.import_module(module)
