@@ -21,7 +21,9 @@ myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 # The API pages need no optional library.
-autodoc_mock_imports = ["gymnasium", "ray", "stable_baselines3", "starlette", "torch"]
+autodoc_mock_imports = [
+    "gymnasium", "ray", "stable_baselines3", "starlette", "tensordict", "torch", "torchrl",
+]  # fmt: skip
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
@@ -31,7 +33,7 @@ napoleon_use_ivar = True
 _NOT_IMPORTED = {
     "datasets", "easydict", "gymnasium", "httpx", "hypothesis", "minari", "omegaconf", "pandas",
     "prometheus_client", "pyarrow", "ray", "scipy", "stable_baselines3", "starlette",
-    "tensorboardX", "torch", "uvicorn", "zstandard",
+    "tensorboardX", "tensordict", "torch", "torchrl", "uvicorn", "zstandard",
 }  # fmt: skip
 _COLON = "\ue000"  # stands for a colon while napoleon reads a property
 

@@ -650,9 +650,11 @@ def _as_entry(value: Any) -> Any:
 
 def _as_stack(array: NDArray[Any]) -> Any:
     """Return what torch has no dtype for as a NonTensorStack, of which a row can be taken."""
-    from tensordict import NonTensorStack
+    from tensordict import NonTensorData, NonTensorStack
 
-    if array.ndim > 1 and len(array):
+    if not len(array):  # tensordict 0.14 takes no stack of nothing
+        return NonTensorData("", batch_size=array.shape)
+    if array.ndim > 1:
         return NonTensorStack(*map(_as_stack, array))
     return NonTensorStack(*array.tolist(), batch_size=array.shape)
 

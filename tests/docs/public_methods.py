@@ -21,7 +21,7 @@ Errors = set[Any]
 # Sphinx leaves such a method out: other modules of the package call it, users do not.
 PRIVATE = ":meta private:"
 # Importing them needs another library; tests/peers has their tests.
-OF_PEERS = ("sqlbuffer.integrations.sb3.",)
+OF_PEERS = ("sqlbuffer.integrations.sb3.", "sqlbuffer.integrations.torchrl.")
 
 
 def documented() -> list[str]:

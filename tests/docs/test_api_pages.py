@@ -13,7 +13,7 @@ from tests.support.markdown import ROOT
 
 MODULES = ["sqlbuffer", "sqlbuffer.aio", "sqlbuffer.orm", "sqlbuffer.torch", "sqlbuffer.monitoring"]
 MODULES += ["sqlbuffer.interchange", "sqlbuffer.web", "sqlbuffer.integrations.ray"]
-MODULES += ["sqlbuffer.integrations.sb3", "sqlbuffer.llm"]
+MODULES += ["sqlbuffer.integrations.sb3", "sqlbuffer.integrations.torchrl", "sqlbuffer.llm"]
 COMPAT = ["aworld", "ding", "memmap", "minestudio"]
 # Calls return them; users do not import them.
 RETURNED = {"sqlbuffer.stats.Stats", "sqlbuffer.stats.Distribution"}
@@ -23,12 +23,15 @@ DATA = {"sqlbuffer.llm.LLM_FIELDS"}
 # They refuse nothing.
 WITHOUT_ERRORS = {f"sqlbuffer.compat.ding.{name}" for name in ("generate_id", "register_buffer")}
 WITHOUT_ERRORS |= {"sqlbuffer.llm.answer_messages"}
-NEED_PEERS = {"sqlbuffer.integrations.sb3"}
+NEED_PEERS = {
+    "sqlbuffer.integrations.sb3": {"SQLReplayBuffer", "SQLHerReplayBuffer"},
+    "sqlbuffer.integrations.torchrl": {"SQLReplayBuffer"},
+}
 
 
 def public_names(module):
     if module in NEED_PEERS:
-        return {"SQLHerReplayBuffer", "SQLReplayBuffer"}
+        return NEED_PEERS[module]
     if module.endswith(".torch"):
         return {"Dataset", "IterableDataset"}
     found = importlib.import_module(module)

@@ -7,7 +7,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.docs.pages import SQLITE_URL, pages, text_of
-from tests.support.sql import scalar
+from tests.support.sql import run, scalar
 
 COMING_FROM = sorted(page for page in pages() if page.startswith("docs/coming-from/"))
 
@@ -85,3 +85,9 @@ def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     classes = {name for name in [*ALTERNATIVES, *ding.__all__] if "Buffer" in name}
     classes -= {"UnknownBufferError"}
     assert {name for name in classes if f"`{name}`" not in text} == set()
+
+
+def test_coming_from_reverb(read):
+    page = read("docs/coming-from/dm-reverb.md")
+    assert page.names["buffer"].flow().sampled == 32
+    assert run(SQLITE_URL, "SELECT count(*) FROM v_episodes WHERE status = 'complete'") == [(5,)]

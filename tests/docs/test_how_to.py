@@ -35,6 +35,7 @@ READ_ELSEWHERE = {
         "share-a-sqlite-file",
         "size-a-server",  # in tests/deploy
         "train-with-stable-baselines3",
+        "train-with-torchrl",
         "upgrade-without-stopping",
         "use-pgbouncer-or-managed-postgresql",
         "watch-a-run",
@@ -68,6 +69,14 @@ def test_conversations_are_stored_once(read):
 def test_whole_episodes_are_stored_as_the_page_shows(read):
     read("docs/how-to/store-episodes.md")
     assert run(SQLITE_URL, "SELECT length, episode_return FROM v_episodes") == [(10, 10.0)]
+
+
+def test_several_agents_are_stored_as_the_page_shows(read):
+    read("docs/how-to/use-several-agents.md")
+    of_agents = (
+        "SELECT agent_id, count(*) FROM v_episodes WHERE buffer = 'duel' GROUP BY 1 ORDER BY 1"
+    )
+    assert run(SQLITE_URL, of_agents) == [("blue", 6), ("red", 6)]
 
 
 def test_rollouts_are_continued_and_judged_as_the_pages_show(read):

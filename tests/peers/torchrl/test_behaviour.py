@@ -1,0 +1,386 @@
+"""What the buffer refuses, keeps and continues."""
+
+import importlib
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+from torchrl.data import RandomSampler
+from torchrl.data import ReplayBuffer as TorchRLReplayBuffer
+from torchrl.envs.transforms import RewardScaling
+
+import sqlbuffer
+from sqlbuffer import LatestSampler
+from sqlbuffer.errors import (
+    ArgumentError,
+    BufferConfigError,
+    BufferNotFoundError,
+    FieldError,
+    InsufficientDataError,
+    MissingExtraError,
+    SchemaMissingError,
+)
+from sqlbuffer.integrations.torchrl import SQLReplayBuffer
+from tests.peers.torchrl.steps import Envs, assert_equal
+from tests.support.sql import run
+
+
+def test_it_is_a_replay_buffer_of_torchrl(schema_url):
+    ours = SQLReplayBuffer(schema_url, "new", batch_size=4)
+    assert isinstance(ours, TorchRLReplayBuffer)
+    assert (len(ours), ours.write_count, ours.can_sample()) == (0, 0, False)
+    assert (ours.storage, ours.writer, ours.sampler, ours.batch_size) == (None, None, None, 4)
+    with pytest.raises(InsufficientDataError, match="has none yet; extend it"):
+        ours.sample()
+    with pytest.raises(BufferNotFoundError, match="made with the first batch"):
+        assert ours.buffer
+    assert ours.extend(Envs("flat").steps(3)[:0]).tolist() == []
+    ours.extend(Envs("flat").steps(3))
+    assert ours.stats()["size"] == len(ours) == ours.write_count == 3
+    assert ours.can_sample()
+    assert "new" in repr(ours)
+    assert [batch.shape for batch, _ in zip(ours, range(3), strict=False)] == [(4,)] * 3
+
+
+def test_an_example_makes_the_buffer_at_once(schema_url):
+    example = Envs("agents", 2).steps(1)
+    ours = SQLReplayBuffer(schema_url, example=example)
+    assert len(ours.buffer) == len(ours) == 0
+    assert ours.buffer.fields["agents_observation"].shape == (3, 4)
+    assert set(ours.buffer.observation_fields) >= {"agents_observation"}
+    again = SQLReplayBuffer(schema_url, example=example, create=False)
+    again.extend(Envs("agents", 2).steps(4))
+    assert len(ours) == 8
+    with pytest.raises(FieldError, match="is missing; the steps of this buffer have it"):
+        SQLReplayBuffer(schema_url, example=Envs("flat").steps(1))
+
+
+def test_a_missing_buffer_is_refused_where_it_may_not_be_made(schema_url):
+    with pytest.raises(BufferNotFoundError):
+        SQLReplayBuffer(schema_url, create=False)
+
+
+def test_a_new_database_is_made_as_the_argument_create_says(database_url):
+    if database_url.startswith("sqlite"):
+        SQLReplayBuffer(database_url).extend(Envs("flat").steps(2))
+    else:
+        with pytest.raises(SchemaMissingError):
+            SQLReplayBuffer(database_url)
+        SQLReplayBuffer(database_url, create=True).extend(Envs("flat").steps(2))
+    assert len(SQLReplayBuffer(database_url, create=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda td: td.exclude("action"), "'action' is missing"),
+        (lambda td: td.set("action", td["action"].float()), "'action': expected int64 of shape"),
+        (
+            lambda td: td.set("observation", td["observation"][..., :2]),
+            r"expected float32 of shape",
+        ),
+        (lambda td: td.set("action", NonTensorData("left", [4])), "'action' is a "),
+        (lambda td: td.set("action", td["action"].bfloat16()), "numpy has no bfloat16"),
+        (lambda td: td[0], "give a single one to add"),
+        (lambda td: td.to_dict(), "is a TensorDict, got a dict"),
+    ],
+)
+def test_other_entries_are_refused_by_name_and_store_nothing(schema_url, change, message):
+    ours = SQLReplayBuffer(schema_url)
+    ours.extend(Envs("flat").steps(4))
+    with pytest.raises(FieldError, match=message):
+        ours.extend(change(Envs("flat").steps(4)))
+    assert len(ours) == 4
+
+
+def test_a_buffer_of_another_class_is_refused_with_what_to_do(schema_url):
+    with sqlbuffer.ReplayBuffer(schema_url, "recorded", fields={"obs": "float32"}) as recorded:
+        recorded.extend({"obs": [1.0]})
+    with pytest.raises(BufferConfigError, match=r"take another name, or draw from it with"):
+        SQLReplayBuffer(schema_url, "recorded")
+    sqlbuffer.ReplayBuffer(schema_url, "fields", fields={"obs": "float32"}).close()
+    with pytest.raises(FieldError, match="obs"):
+        SQLReplayBuffer(schema_url, "fields").extend(Envs("flat").steps(2))
+
+
+def test_two_processes_may_begin_with_other_entries(schema_url):
+    one, other = (SQLReplayBuffer(schema_url) for _ in range(2))
+    data = Envs("flat").steps(3)
+    data["loc"] = torch.ones(3, 2)
+    one.extend(Envs("flat").steps(3))
+    assert other.extend(data).tolist() == [4, 5, 6]
+    assert one[:]["loc"].sum() == other[:]["loc"].sum() == 6
+
+
+def test_entries_that_cannot_be_fields_are_refused_at_once():
+    ours = SQLReplayBuffer("sqlite://")
+    with pytest.raises(FieldError, match="'nothing' has no elements"):
+        ours.extend(TensorDict({"nothing": torch.zeros(2, 0)}, [2]))
+    with pytest.raises(FieldError, match="'name' is a "):
+        ours.extend(TensorDict({"name": NonTensorData("a", [2])}, [2]))
+    with pytest.raises(FieldError, match="have no entries"):
+        ours.extend(TensorDict({}, [2]))
+
+
+def test_entries_that_come_later_are_zeros_before(schema_url):
+    ours, learner = (SQLReplayBuffer(schema_url, batch_size=64) for _ in range(2))
+    envs = Envs("flat", 2)
+    first = envs.steps(5)
+    ours.extend(first)
+    assert learner.sample().batch_size == (64,)
+    second = envs.steps(5)
+    second["loc"] = torch.rand(2, 5, 3)
+    second["next", "loc"] = torch.rand(2, 5, 3)
+    ours.extend(second)
+    ours.extend(envs.steps(5))  # without it, as with random actions
+    stored = ours[:]
+    expected = torch.cat([torch.zeros(10, 3), second["loc"].reshape(10, 3), torch.zeros(10, 3)])
+    assert torch.equal(stored["loc"], expected)
+    deadline = time.monotonic() + 30
+    while "loc" not in set(learner.sample().keys()):
+        assert time.monotonic() < deadline
+    again = SQLReplayBuffer(schema_url, batch_size=64, n_steps=2, gamma=0.9)
+    assert again.sample()["next", "loc"].shape == (64, 3)
+
+
+def test_entries_may_come_later_in_memory_too():
+    ours = SQLReplayBuffer("sqlite://", batch_size=4)
+    data = Envs("flat").steps(5)
+    ours.extend(data.exclude("action"))
+    ours.sample()
+    ours.extend(data)
+    assert torch.equal(
+        ours[:]["action"], torch.cat([torch.zeros_like(data["action"]), data["action"]])
+    )
+    assert ours.sample()["action"].shape == (4, 3)
+
+
+def test_names_that_the_library_uses_are_kept_apart():
+    keys = ["state", "step", "reward", "next_x", "x", "obs_lens", "class", "_reset", "5", "a b"]
+    data = TensorDict({key: torch.rand(6) for key in keys}, [6])
+    data["a", "b"] = torch.rand(6)
+    data["next", "x"] = torch.rand(6)
+    ours = SQLReplayBuffer("sqlite://")
+    ours.extend(data)
+    assert_equal(ours[:], data.exclude("index"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"storage": None}, "takes no storage=...: the database stores the steps"),
+        ({"writer": None}, "takes no writer="),
+        ({"fields": {}}, "takes no fields=...: they are those of the first batch"),
+        ({"n_steps": 3}, "needs gamma="),
+        ({"n_steps": 3, "gamma": 0.9, "slice_len": 4}, "slice_len goes without n_steps"),
+        ({"sampler": RandomSampler()}, "give a sampler of sqlbuffer"),
+        ({"beta": 0.4}, "beta goes with alpha"),
+    ],
+)
+def test_arguments_of_torchrl_are_refused_with_what_to_do(arguments, message):
+    with pytest.raises(BufferConfigError, match=message):
+        SQLReplayBuffer("sqlite://", **arguments)
+
+
+def test_unknown_and_invalid_arguments_are_refused_by_name():
+    with pytest.raises(ArgumentError, match="did you mean max_capacity"):
+        SQLReplayBuffer("sqlite://", max_capacitty=3)
+    with pytest.raises(ArgumentError, match="not a multiple of slice_len=3"):
+        SQLReplayBuffer("sqlite://", slice_len=3, batch_size=4)
+    ours = SQLReplayBuffer("sqlite://")
+    ours.extend(Envs("flat").steps(4))
+    for size in (0, -1, 2.5, True):
+        with pytest.raises((ArgumentError, TypeError, ValueError)):
+            ours.sample(size)
+    with pytest.raises(RuntimeError, match="batch_size not specified"):
+        ours.sample()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rb: rb.empty(),
+        lambda rb: rb.set_sampler(RandomSampler()),
+        lambda rb: rb.__setitem__(0, None),
+        lambda rb: rb.update_({}),
+        lambda rb: rb.query(),
+    ],
+)
+def test_calls_without_a_meaning_are_refused_with_what_to_do(call):
+    ours = SQLReplayBuffer("sqlite://")
+    ours.extend(Envs("flat").steps(4))
+    with pytest.raises(BufferConfigError, match=r"SQLReplayBuffer has no .*: "):
+        call(ours)
+    assert len(ours) == 4
+
+
+def test_priorities_are_refused_where_there_are_none():
+    ours = SQLReplayBuffer("sqlite://", batch_size=2)
+    ours.extend(Envs("flat").steps(4))
+    ours.update_tensordict_priority(ours.sample())  # as a buffer of TorchRL
+    with pytest.raises(FieldError, match="has no priorities; open it with alpha"):
+        ours.update_priority([1], [2.0])
+    without_beta = SQLReplayBuffer("sqlite://", alpha=0.5)
+    without_beta.extend(Envs("flat").steps(4))
+    with pytest.raises(BufferConfigError, match="draws by priority need beta="):
+        without_beta.sample(2)
+    with_priorities = SQLReplayBuffer("sqlite://", alpha=0.5, beta=0.5, batch_size=2)
+    with_priorities.extend(Envs("flat").steps(4))
+    drawn = with_priorities.sample()
+    with pytest.raises(FieldError, match="'td_error' is missing"):
+        with_priorities.update_tensordict_priority(drawn)
+    drawn["td_error"] = torch.tensor([1.0, torch.nan])
+    with pytest.raises(FieldError):
+        with_priorities.update_tensordict_priority(drawn)
+
+
+def test_episodes_go_on_after_a_part_of_them_was_evicted(schema_url):
+    ours = SQLReplayBuffer(schema_url, max_capacity=20)
+    envs = Envs("flat", 2, seed=5)
+    for _ in range(20):
+        ours.extend(envs.steps(8))
+    assert len(ours) == 20
+    assert ours.write_count == 320
+    drawn = ours.sample(64)
+    assert set(drawn["index"].tolist()) <= set(range(301, 321))
+    assert ours.stats()["utilization"] == 1.0
+
+
+def test_runs_end_where_an_environment_was_reset(schema_url):
+    ours = SQLReplayBuffer(schema_url)
+    for seed in range(3):  # each begins again at observation 0
+        envs = Envs("flat", seed=1, with_ids=False)
+        ours.extend(envs.steps(4).exclude("collector"))
+        assert seed >= 0
+    ours.close()
+    lengths = run(schema_url, "SELECT status, sum(length) FROM v_episodes GROUP BY status")
+    assert lengths == [("complete", 12)]
+    assert run(schema_url, "SELECT count(*) FROM v_episodes")[0][0] >= 3
+
+
+def test_keys_of_episodes_are_those_of_the_arguments(schema_url):
+    ours = SQLReplayBuffer(
+        schema_url, task_id="cartpole", agent_id="a1", session_id="s1", model_version=3
+    )
+    ours.extend(Envs("flat").steps(2))
+    ours.model_version = 4
+    ours.extend(Envs("flat").steps(2))
+    sql = (
+        "SELECT DISTINCT task_id, agent_id, session_id, model_version FROM v_experiences ORDER BY 4"
+    )
+    assert run(schema_url, sql) == [("cartpole", "a1", "s1", 3), ("cartpole", "a1", "s1", 4)]
+
+
+def test_it_goes_to_another_process(schema_url):
+    ours = SQLReplayBuffer(
+        schema_url, batch_size=4, transform=RewardScaling(0.0, 2.0, in_keys=[("next", "reward")])
+    )
+    empty = pickle.loads(pickle.dumps(ours))  # before there is a buffer
+    empty.extend(Envs("flat").steps(5))
+    ours.extend(Envs("flat").steps(5))
+    again = pickle.loads(pickle.dumps(ours))
+    assert len(again) == len(empty) == len(ours) == 10
+    assert len(again.transform) == 1
+    assert again.sample().batch_size == (4,)
+    assert b"secret" not in pickle.dumps(ours)
+    with pytest.raises(BufferConfigError, match="in memory cannot go to another process"):
+        pickle.dumps(SQLReplayBuffer("sqlite://"))
+
+
+def test_a_state_is_the_address_without_steps(schema_url, tmp_path):
+    ours = SQLReplayBuffer(schema_url, batch_size=4, alpha=0.5, beta=0.5)
+    ours.extend(Envs("flat").steps(50))
+    ours.sample()
+    ours.dumps(tmp_path / "state")
+    again = SQLReplayBuffer(schema_url, batch_size=8, alpha=0.5, beta=0.5)
+    again.loads(tmp_path / "state")
+    assert (len(again), again.batch_size) == (50, 4)
+    other = SQLReplayBuffer(schema_url, "other")
+    with pytest.raises(BufferConfigError, match="the state is of buffer 'default'"):
+        other.loads(tmp_path / "state")
+
+
+def test_the_generator_of_torch_repeats_draws(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=16)
+    ours.extend(Envs("flat").steps(50))
+    ours.close()
+
+    def drawn(**options):
+        with SQLReplayBuffer(schema_url, batch_size=16, **options) as buffer:
+            return [buffer.sample()["index"].tolist() for _ in range(3)]
+
+    torch.manual_seed(7)
+    first = drawn()
+    assert drawn() != first
+    torch.manual_seed(7)
+    assert drawn() == first
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    assert drawn(generator=generators[0]) == drawn(generator=generators[1])
+
+
+def test_threads_draw_ahead(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=16, prefetch=3)
+    ours.extend(Envs("flat").steps(50))
+    numbers = {seq for _ in range(40) for seq in ours.sample()["index"].tolist()}
+    assert len(numbers) == 50
+    ours.close()
+    assert ours.sample().batch_size == (16,)
+    ours.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        ours.sample()
+
+
+def test_a_sampler_of_sqlbuffer_chooses_the_steps(schema_url):
+    ours = SQLReplayBuffer(schema_url, sampler=LatestSampler())
+    ours.extend(Envs("flat").steps(50))
+    assert sorted(ours.sample(5)["index"].tolist()) == [46, 47, 48, 49, 50]
+
+
+def test_steps_are_read_by_their_numbers(schema_url):
+    ours = SQLReplayBuffer(schema_url)
+    data = Envs("pixels").steps(6)
+    seqs = ours.extend(data)
+    plain = data.exclude("index")
+    assert_equal(ours[seqs], plain)
+    assert_equal(ours[seqs[[4, 1, 1]]], plain[[4, 1, 1]])
+    assert_equal(ours[int(seqs[3])], plain[3])
+    assert torch.equal(ours["next", "pixels"], plain["next", "pixels"])
+    assert ours.read_all_in_order(2).batch_size == (2,)
+    with pytest.raises(InsufficientDataError):
+        assert ours[torch.tensor([1, 99])]
+    with pytest.raises(ArgumentError, match="numbers and no positions"):
+        assert ours[:3]
+
+
+def test_the_fields_are_those_of_sqlbuffer(schema_url):
+    ours = SQLReplayBuffer(schema_url, "typed")
+    ours.extend(Envs("nested", 2).steps(30))
+    ours.close()
+    plain = sqlbuffer.ReplayBuffer(schema_url, "typed")
+    assert {"observation_position", "next_observation_position", "action"} <= set(plain.fields)
+    batch = plain.sample_transitions(16, n_step=2, fields=["observation_position"])
+    assert batch.next_observation_position.shape == (16, 4)
+
+
+def test_open_episodes_end_with_the_process(schema_url):
+    if not schema_url.startswith("sqlite"):
+        pytest.skip("allowed: the end of a process does not depend on the database")
+    code = (
+        "from tests.peers.torchrl.steps import Envs\n"
+        "from sqlbuffer.integrations.torchrl import SQLReplayBuffer\n"
+        f"buffer = SQLReplayBuffer({schema_url!r})\n"
+        "buffer.extend(Envs('flat', 2).steps(3))"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    assert {s for (s,) in run(schema_url, "SELECT status FROM v_episodes")} == {"complete"}
+
+
+def test_a_missing_torchrl_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)
+    monkeypatch.delitem(sys.modules, "sqlbuffer.integrations.torchrl")
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[torchrl\]'"):
+        importlib.import_module("sqlbuffer.integrations.torchrl")
