@@ -1,5 +1,6 @@
 """An RL engineer trains DQN on one machine, looks at the data, and moves to a shared server; then
-learns by priority from an environment with parts, and goes on where the program stopped.
+learns by priority from an environment with parts, and goes on where the program stopped; then
+brings data of others, and fills a buffer from a simulator of many environments.
 """
 
 # Much of torch has parameters without types.
@@ -7,6 +8,7 @@ learns by priority from an environment with parts, and goes on where the program
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,8 +18,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from sqlbuffer import Batch, PrioritizedSampler, ReplayBuffer, fields_from_env
-from sqlbuffer.errors import ArgumentError, BufferConfigError
+from sqlbuffer import Batch, HindsightGoals, PrioritizedSampler, ReplayBuffer, fields_from_env
+from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
+from sqlbuffer.interchange import export_arrays, import_arrays
 from tests.conftest import MakeDatabaseUrl
 from tests.journeys.conftest import Terminal
 
@@ -243,3 +246,171 @@ def test_learns_by_priority_from_an_environment_with_parts_and_goes_on(
     assert counted["steps"] == 400
     (drawn,) = json.loads(terminal(f"sqlbuffer sample {url} -n 1 --eq reward=1.0 --json").out)
     assert drawn["terminated"] is True
+
+
+@pytest.mark.thorough
+@pytest.mark.combinations
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_brings_arrays_of_others_and_learns_offline(
+    terminal: Terminal, make_database_url: MakeDatabaseUrl, tmp_path: Path, kind: str
+) -> None:
+    url, rng = make_database_url(kind), np.random.default_rng(1)
+    if kind == "postgresql":
+        assert terminal(f"sqlbuffer db init {url}").code == 0
+
+    # Someone's data set: a walk of five episodes of 40 steps in one array, and a tail.
+    n = 220
+    moves = rng.choice([-1.0, 1.0], n)
+    data: dict[str, Any] = {
+        "observations": np.zeros((n, 1), np.float32),
+        "actions": (moves > 0).astype(np.int64),
+        "rewards": np.zeros(n),
+        "terminals": np.zeros(n, bool),
+        "timeouts": np.arange(n) % 40 == 39,
+    }
+    for t in range(1, n):
+        is_first = t % 40 == 0
+        data["observations"][t] = 0 if is_first else data["observations"][t - 1] + moves[t - 1]
+    data["rewards"] = data["observations"][:, 0] + moves
+    np.savez(tmp_path / "walk.npz", **data)
+
+    imported = terminal(f"sqlbuffer import walk.npz {url} --buffer walk --tail drop")
+    assert imported.code == 0, imported.err
+    assert "200" in imported.out + imported.err
+    assert terminal(f"sqlbuffer import walk.npz {url} --buffer walk --tail drop").code == 0
+
+    walk = ReplayBuffer(url, "walk", create=False)
+    assert len(walk) == 200  # the second run added nothing
+    stats = walk.stats()
+    assert (stats.episodes, stats.rows) == (5, 200)
+
+    # A mistake in the data is named, and adds nothing.
+    short = data | {"rewards": data["rewards"][:-1]}
+    with pytest.raises(FieldError, match="rewards"):
+        import_arrays(url, short, "walk")
+    assert len(walk) == 200
+
+    # Passes over all steps, in another order with each seed: the value of the two actions.
+    means: list[float] = []
+    for seed in (1, 2):
+        total, count = np.zeros(2), np.zeros(2)
+        for batch in walk.loader("transition", 64, epochs=2, seed=seed, drop_last=False):
+            gained = batch.reward - batch.obs[:, 0]
+            np.add.at(total, batch.action, gained)
+            np.add.at(count, batch.action, 1)
+        assert count.sum() == 2 * batch_steps(walk)
+        means += (total / count).tolist()
+    assert means == pytest.approx([-1, 1, -1, 1])
+
+    # And out again, for the next one.
+    arrays = export_arrays(walk)
+    np.testing.assert_array_equal(arrays["observations"], data["observations"][:200])
+    np.testing.assert_array_equal(arrays["timeouts"], data["timeouts"][:200])
+    walk.close()
+
+
+def batch_steps(buffer: ReplayBuffer) -> int:
+    """Return how many steps have an observation after them: the others end without one."""
+    batches = buffer.loader("transition", 1_000, epochs=1, drop_last=False)
+    return sum(batch.n_rows for batch in batches)
+
+
+class Reach(gymnasium.Env[dict[str, Any], Any]):
+    """A point on a line that is to reach a goal; `info` says which moves are possible."""
+
+    observation_space = spaces.Dict(
+        {
+            name: spaces.Box(-9, 9, (1,), np.float32)
+            for name in ("observation", "achieved_goal", "desired_goal")
+        }
+    )
+    action_space = spaces.Discrete(3)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at, self.t = 0, 0
+        self.goal = int(self.np_random.integers(-6, 7))
+        return self.seen(), self.info()
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.at, self.t = self.at + int(action) - 1, self.t + 1
+        reward = float(reached(np.array([[self.at]]), np.array([[self.goal]]), {})[0])
+        return self.seen(), reward, False, self.t == 12, self.info()
+
+    def seen(self) -> dict[str, Any]:
+        place, goal = (np.array([value], np.float32) for value in (self.at, self.goal))
+        return {"observation": place, "achieved_goal": place, "desired_goal": goal}
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([self.at > -9, True, self.at < 9], np.int8)}
+
+
+def reached(achieved_goal: Any, desired_goal: Any, infos: Any) -> Any:
+    return (achieved_goal == desired_goal).all(axis=-1) - 1.0
+
+
+@pytest.mark.thorough
+@pytest.mark.combinations
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_learns_goals_in_hindsight_and_fills_a_buffer_from_a_simulator(
+    terminal: Terminal, make_database_url: MakeDatabaseUrl, kind: str
+) -> None:
+    url = make_database_url(kind)
+
+    # Goals that were hardly ever reached: most rewards are -1.
+    fields = fields_from_env(Reach(), info_fields={"action_mask": ("int8", (3,))})
+    reach = ReplayBuffer(url, "reach", create=True, **fields)
+    with reach.record(Reach(), info_fields=["action_mask"]) as env:
+        rng = np.random.default_rng(0)
+        _, info = env.reset(seed=0)
+        for _ in range(480):
+            action = rng.choice(np.flatnonzero(info["action_mask"]))
+            *_, truncated, info = env.step(action)
+            if truncated:
+                _, info = env.reset()
+    assert reach.spaces is not None
+    assert reach.spaces.action == spaces.Discrete(3)
+
+    goals = HindsightGoals(n_sampled_goal=4, strategy="future", reward_fn=reached)
+    plain = reach.sample_transitions(256)
+    relabelled = reach.sample_transitions(256, relabel=goals)
+    assert relabelled.obs["desired_goal"].shape == relabelled.next_obs["observation"].shape
+    assert relabelled.action_mask.shape == relabelled.next_action_mask.shape == (256, 3)
+    assert (relabelled.reward == 0).mean() > (plain.reward == 0).mean()
+    with pytest.raises(ArgumentError, match="n_step=1"):
+        reach.sample_transitions(256, n_step=3, relabel=goals)
+    with reach.mirror() as mirror:
+        (batch,) = (mirror.sample_transitions(64, relabel=goals),)
+        rows = np.flatnonzero(batch.info["relabelled"])
+        expected = reached(batch.next_obs["achieved_goal"], batch.obs["desired_goal"], {})
+        np.testing.assert_array_equal(batch.reward[rows], expected[rows])
+
+    # A simulator steps 32 bodies at a time and returns arrays.
+    bodies = ReplayBuffer(
+        url, "bodies", fields={"obs": ("float32", (2,)), "action": ("float32", (1,))}
+    )
+    rng = np.random.default_rng(3)
+    with bodies.vector_writer(32, model_version=7) as writer:
+        place, age = np.zeros((32, 2), np.float32), np.zeros(32, int)
+        for _ in range(60):
+            action = rng.normal(size=(32, 1)).astype(np.float32)
+            after, age = place + action, age + 1
+            falls, is_old = rng.random(32) < 0.02, age == 25
+            step = {"obs": place, "action": action, "reward": after.sum(axis=1)}
+            writer.write({**step, "terminated": falls, "truncated": is_old}, final={"obs": after})
+            done = falls | is_old
+            place, age = np.where(done[:, None], 0, after).astype(np.float32), age * ~done
+        with pytest.raises(FieldError, match=r"obs: expected shape \(32, 2\)"):
+            writer.write({"obs": place[:3], "action": place[:3, :1]})
+    assert len(bodies) == 32 * 60
+    batch = bodies.sample_transitions(500)
+    np.testing.assert_allclose(batch.next_obs, batch.obs + batch.action, rtol=1e-6)
+    answer = terminal(
+        f'sqlbuffer sql {url} "SELECT max(length) AS longest, min(model_version) AS version, '
+        f"count(DISTINCT status) AS statuses FROM v_episodes WHERE buffer = 'bodies'\" --json"
+    )
+    assert json.loads(answer.out) == [{"longest": 25, "version": 7, "statuses": 1}]
+    for opened in (reach, bodies):
+        opened.close()
