@@ -463,6 +463,8 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             self._close_mirror()
         if self._buffer is not None:
             self._buffer.close()
+            if not is_memory(resolve_url(self._place["url"])):
+                self._buffer = self._entries = None  # a closed buffer gives no batches
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close the buffer; it is not drawn from again.
