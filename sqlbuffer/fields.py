@@ -717,9 +717,18 @@ class Fields(StrictModel, title="fields"):
                 f"the observation fields are stored as {list(stored.observations)}, and were given "
                 f"as {list(self.observations)}"
             )
-        if self.spaces is not None:
+        if self.spaces is not None and stored.spaces is not None:
             lines += self.spaces.differences(stored.spaces)
         return lines
+
+    def with_spaces(self, spaces: Spaces) -> "Fields":
+        """Return these fields with the spaces of an environment; they have none.
+
+        Raises:
+            FieldError: The values of the spaces cannot be in the fields.
+        """
+        _check_spaces(spaces, self.specs)
+        return self.model_copy(update={"spaces": spaces})
 
     def check_same(self, stored: "Fields") -> None:
         """Raise FieldError unless the given fields equal the stored ones."""

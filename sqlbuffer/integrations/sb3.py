@@ -592,6 +592,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         >>> _ = model.learn(100)
         >>> model.replay_buffer.size(), len(model.replay_buffer.buffer)
         (100, 100)
+        >>> model.replay_buffer.set_env(model.get_env())  # for goals in hindsight
     """
 
     buffer: ReplayBuffer

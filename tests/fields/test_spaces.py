@@ -170,7 +170,6 @@ def test_a_buffer_for_asyncio_has_them_too(buffer_url):
 
 def test_other_spaces_than_the_stored_ones_are_an_error_that_names_both(buffer_url):
     ReplayBuffer(buffer_url, fields=FIELDS, spaces=SPACES).close()
-    ReplayBuffer(buffer_url, "none", fields=FIELDS).close()
     other = {"observation": BOX, "action": spaces.Discrete(5)}
     message = (
         r"the action space is stored as Discrete\(4\), and was given as Discrete\(5\); omit the "
@@ -178,10 +177,31 @@ def test_other_spaces_than_the_stored_ones_are_an_error_that_names_both(buffer_u
     )
     with pytest.raises(FieldError, match=message):
         ReplayBuffer(buffer_url, fields=FIELDS, spaces=other)
-    with pytest.raises(FieldError, match="observation space is stored as nothing, and was given"):
-        ReplayBuffer(buffer_url, "none", fields=FIELDS, spaces=SPACES)
     with pytest.raises(FieldError, match=r"spaces go with fields=.*; leave both out to reopen"):
         ReplayBuffer(buffer_url, spaces=SPACES)
+
+
+def test_a_buffer_that_was_made_without_spaces_takes_those_of_the_first_who_gives_some(buffer_url):
+    ReplayBuffer(buffer_url, fields=FIELDS).close()
+    with ReplayBuffer(buffer_url) as older, ReplayBuffer(buffer_url, fields=FIELDS) as plain:
+        assert older.spaces is plain.spaces is None
+    with ReplayBuffer(buffer_url, fields=FIELDS, spaces=SPACES) as buffer:
+        assert buffer.spaces.action == GO
+        buffer.add_field("more", ("int8", (), 0))
+        assert buffer.spaces.action == GO
+    with ReplayBuffer(buffer_url) as buffer:
+        assert buffer.spaces.action == GO
+    other = {"observation": BOX, "action": spaces.Discrete(5)}
+    with pytest.raises(FieldError, match="and was given as Discrete"):
+        ReplayBuffer(buffer_url, fields=FIELDS, spaces=other)
+
+
+def test_a_process_that_only_reads_has_the_spaces_for_itself(sqlite_url):
+    ReplayBuffer(sqlite_url, fields=FIELDS).close()
+    with ReplayBuffer(f"{sqlite_url}?mode=ro", fields=FIELDS, spaces=SPACES) as reader:
+        assert reader.spaces.action == GO
+    with ReplayBuffer(sqlite_url) as buffer:
+        assert buffer.spaces is None
 
 
 def test_the_order_of_keys_and_characters_does_not_count():

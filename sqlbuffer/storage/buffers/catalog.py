@@ -5,7 +5,7 @@ A buffer whose steps may be replaced in place says so in `buffers.layout`; null 
 
 import logging
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,11 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
     SchemaTooNewError,
     SQLBufferError,
+    StorageError,
 )
 from sqlbuffer.fields import FieldSpec, misspelt_name
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
+from sqlbuffer.spaces import Spaces
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
@@ -405,7 +407,30 @@ def open_buffer(
         raise BufferConfigError(
             f"buffer {buffer.name!r} has no priorities; make another one with priorities=True"
         )
+    if config.fields.spaces is not None and buffer.config.fields.spaces is None:
+        return _with_spaces(engine, buffer, config.fields.spaces)
     return buffer
+
+
+def _with_spaces(engine: Engine, buffer: BufferInfo, spaces: Spaces) -> BufferInfo:
+    """Return a buffer that was made without spaces with the ones that are given now.
+
+    They are stored, unless this process may only read.
+    """
+
+    def completed(config: BufferConfig) -> BufferConfig:
+        return config.model_copy(update={"fields": config.fields.with_spaces(spaces)})
+
+    try:
+        with translated(engine.url), writing(engine) as connection:
+            lock_buffer(connection, buffer.id)
+            config = read_config(connection, buffer.id)
+            if config.fields.spaces is None:
+                values = _field_columns(completed(config))
+                connection.execute(update(buffers).where(buffers.c.id == buffer.id).values(values))
+    except StorageError as error:
+        logger.debug("the spaces of buffer %r are not stored: %s", buffer.name, error)
+    return replace(buffer, config=completed(buffer.config))
 
 
 # The newest names of so many buffers are compared with that of a new one.
