@@ -122,19 +122,23 @@ def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[Packed
         blocks: The blocks; those of a writer in the order of their steps.
     """
     layout = layout.fixed
-    groups: dict[Any, list[StepBlock]] = {}
+    of_writers: dict[int, list[StepBlock]] = {}
     for block in blocks:
-        given = tuple(block.columns.__dict__[name] is not None for name in _OPTIONAL)
-        more = tuple(block.columns.more_values)
-        groups.setdefault((id(block.writer), given, more), []).append(block)
-    return [chunk for group in groups.values() for chunk in _packed(layout, group)]
+        of_writers.setdefault(id(block.writer), []).append(block)
+    return [chunk for group in of_writers.values() for chunk in _packed(layout, group)]
 
 
-_OPTIONAL = ("reward", "terminated", "truncated", "priority")
+# Columns that may be missing, and the values of a chunk that they are.
+_OPTIONAL = {
+    "reward": "reward",
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "priority": "initial_priority",
+}
 
 
 def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
-    """Return the chunks of the blocks of one writer that have the same columns."""
+    """Return the chunks of the blocks of one writer."""
     numbers = np.concatenate([block.numbers for block in blocks])
     # Environment by environment, and each in the order of its steps.
     order = np.arange(len(numbers)).reshape(-1, blocks[0].n_envs).T.ravel()
@@ -211,11 +215,18 @@ def _joined(
         else:
             fields[name] = np.concatenate(values)[order]
     first = parts[0]
-    optional: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])[order]
-        for name in _OPTIONAL
-        if getattr(first, name) is not None
+    optional: dict[str, Any] = dict.fromkeys(_OPTIONAL)
+    more_values = {
+        name: _values_of_some([part.more_values.get(name) for part in parts], parts, order)
+        for name in dict.fromkeys(name for part in parts for name in part.more_values)
     }
+    for name, attribute in _OPTIONAL.items():
+        columns = [getattr(part, name) for part in parts]
+        n_missing = sum(column is None for column in columns)
+        if not n_missing:
+            optional[name] = np.concatenate([*columns])[order]
+        elif n_missing < len(columns):
+            more_values[attribute] = _values_of_some(columns, parts, order)
     return replace(
         first,
         n_steps=len(order),
@@ -225,10 +236,7 @@ def _joined(
         reward_tags={},
         payloads=(None,) * len(first.payloads),
         encoded=_joined_payloads(parts, order),
-        more_values={
-            name: _taken([value for part in parts for value in part.more_values[name]], order)
-            for name in first.more_values
-        },
+        more_values=more_values,
         **optional,
     )
 
@@ -252,6 +260,16 @@ def _joined_payloads(
     for part in parts:
         payloads += [None] * part.n_steps if part.encoded is None else part.encoded
     return _taken(payloads, order)
+
+
+def _values_of_some(
+    columns: Sequence[Any], parts: Sequence[GivenColumns], order: NDArray[np.int64]
+) -> list[Any]:
+    """Return the values of a column that some blocks lack; None for their steps."""
+    values: list[Any] = []
+    for column, part in zip(columns, parts, strict=True):
+        values += [None] * part.n_steps if column is None else np.asarray(column, object).tolist()
+    return [None if value != value else value for value in _taken(values, order)]
 
 
 def _taken(values: Sequence[Any], order: NDArray[np.int64]) -> list[Any]:

@@ -130,7 +130,6 @@ def test_what_cannot_be_drawn_is_a_usage_error_in_one_line(run, filled, options)
         (("--buffer", "talks"), "all 2 rows held in buffer 'talks', of 5 asked for\n"),
         (("--buffer", "talks", "--tasks"), "all 1 tasks held in buffer 'talks', of 5 asked for\n"),
         (("--buffer", "talks", "-n", "2"), ""),
-        (("--buffer", "talks", "-n", "0"), ""),
         (
             ("--buffer", "talks", "--eq", "step=1"),
             "all 1 rows that match in buffer 'talks', of 5 asked for\n",
