@@ -780,7 +780,7 @@ class ReplayBuffer:
             >>> len(buffer)
             1
         """
-        from sqlbuffer.recording import RecordedValues, recorded
+        from sqlbuffer.recording import RecordOptions, recorded
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
@@ -789,12 +789,12 @@ class ReplayBuffer:
             raise refused(reward_field, "reward_field", "the name of a field")
         if reward is not None:
             checked_callable(reward, "reward", "a function of the environment's reward")
-        values = RecordedValues(names, reward_field, reward)
+        options = RecordOptions(names, reward_field, reward)
         make_writer = partial(
             self.vector_writer, task_id=task_id, agent_id=agent_id, model_version=model_version,
             session_id=session_id, casting=casting, **meta,
         )  # fmt: skip
-        return recorded(env, self, make_writer, values)
+        return recorded(env, self, make_writer, options)
 
     def flush(self) -> None:
         """Store the pending steps now.

@@ -400,10 +400,14 @@ def fields_from_env(
     next_observation = checked_flag(next_observation, "next_observation")
     spaces = spaces_of(env)
     observed, acted = (_declared(spaces.fields_of(root)) for root in (OBSERVATION, ACTION))
-    more = {} if reward_field is None else {reward_field: _reward_declaration(env, reward_field)}
+    more: dict[str, Any] = {}
     if is_parallel(env):
+        if info_fields or reward_field is not None:
+            raise FieldError(OF_ONE_AGENT)
         more, masks = agent_fields(env)
         observed |= masks
+    elif reward_field is not None:
+        more[reward_field] = _reward_declaration(env, reward_field)
     infos = checked_dict(info_fields or {}, "info_fields", "{'action_mask': ('int8', (4,))}")
     if taken := infos.keys() & {*observed, *acted, *more}:
         raise FieldError(f"info_fields: field {shown(min(taken))} is one of the spaces; rename it")
@@ -414,6 +418,12 @@ def fields_from_env(
         "observation_fields": list(observed),
         "spaces": spaces,
     }
+
+
+OF_ONE_AGENT = (
+    "info_fields and reward_field are for environments of one agent; a parallel environment has a "
+    "reward of each agent"
+)
 
 
 def _reward_declaration(env: Any, name: str) -> tuple[str, tuple[int, ...]]:
@@ -430,8 +440,20 @@ def _reward_declaration(env: Any, name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def is_parallel(env: Any) -> bool:
-    """Return True for a parallel environment of PettingZoo."""
-    return hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))
+    """Return True for a parallel environment of PettingZoo.
+
+    Raises:
+        FieldError: Its agents act in turn.
+    """
+    if not hasattr(env, "possible_agents"):
+        return False
+    if hasattr(env, "agent_iter"):
+        raise FieldError(
+            "the agents of this environment act in turn (PettingZoo's AEC API); give a parallel "
+            "environment, such as pettingzoo.utils.aec_to_parallel(env), or write an episode of "
+            "each agent with episode()"
+        )
+    return callable(getattr(env, "observation_space", None))
 
 
 def agent_field(kind: str, agent: Any) -> str:

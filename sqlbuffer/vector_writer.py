@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from sqlbuffer.arguments import checked_session
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.columns import GivenColumns
+from sqlbuffer.encoding.columns import FLAGS, GivenColumns
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.encoding.step_blocks import NO_EPISODE, StepBlock
-from sqlbuffer.errors import EpisodeRefusedError, FieldError, SQLBufferError
+from sqlbuffer.errors import BufferConfigError, EpisodeRefusedError, FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import PAYLOADS
@@ -37,6 +37,41 @@ Begin = Callable[[int, int | None, str | None], EpisodeStart]
 _NUMBERS = ("reward", "terminated", "truncated", "adv_t", "v_t", "priority")
 # Each environment may have this many pending steps: shorter chunks are stored more slowly.
 STEPS_OF_ENV = 256
+
+
+class _PlacedSteps:
+    """Where the steps of a block are in their episodes.
+
+    Args:
+        shape: T and n.
+        beginnings: The episodes that are open before them, by number.
+
+    Attributes:
+        numbers: Number of the episode of each step, shape (T, n).
+        places: Place of each step in its episode, shape (T, n).
+        last: Of each environment its last step in the block; -1 without one.
+        beginnings: The episodes of the steps by number; also others.
+        begun: Those that begin in the block.
+        endings: The ends.
+        cut: Steps of the block after which an episode was cut, of T * n.
+        cut_before: True for each environment whose episode was cut after its held step.
+    """
+
+    def __init__(self, shape: tuple[int, int], beginnings: Mapping[int, EpisodeStart]) -> None:
+        self.numbers = np.full(shape, NO_EPISODE, np.int64)
+        self.places = np.zeros(shape, np.int64)
+        self.last = np.full(shape[1], -1)
+        self.beginnings = beginnings
+        self.begun: list[EpisodeStart] = []
+        self.endings: list[EpisodeEnd] = []
+        self.cut: list[int] = []
+        self.cut_before = np.zeros(shape[1], bool)
+
+    def note_cut(self, is_cut: Flags) -> None:
+        """Note that the episodes of some environments are cut after their last steps."""
+        within = np.flatnonzero(is_cut & (self.last >= 0))
+        self.cut += (self.last[within] * len(self.last) + within).tolist()
+        self.cut_before |= is_cut & (self.last < 0)
 
 
 class VectorWriter:
@@ -160,7 +195,8 @@ class VectorWriter:
 
         Raises:
             FieldError: A field is unknown or missing, a shape does not fit n_envs, a value cannot
-                be stored, or the writer is closed. No step is added.
+                be stored. No step is added.
+            BufferConfigError: The writer is closed.
             FlowControlError: The rate limiter allowed none of the pending steps in time; no step is
                 added.
             StorageError: Earlier steps could not be stored. They stay pending, and no step is
@@ -212,12 +248,15 @@ class VectorWriter:
                 (n_envs, *shape).
 
         Raises:
-            FieldError: The flags or the observations do not fit, or the writer is closed.
+            FieldError: The flags or the observations do not fit.
+            BufferConfigError: The writer is closed.
             StorageError: Earlier steps could not be stored. They stay pending.
         """
         self._check_open()
-        flags = self._flags(chosen, "chosen", (self.n_envs,), default=True)
-        is_cut = flags & (self._numbers != NO_EPISODE)
+        self._cut(self._flags(chosen, "chosen", (self.n_envs,), default=True), final)
+
+    def _cut(self, chosen: Flags, final: Final | None) -> None:
+        is_cut = chosen & (self._numbers != NO_EPISODE)
         finals = self._finals(final, (self.n_envs,), is_cut)
         self._truncate_held(is_cut)
         endings = self._ended(is_cut, "complete", finals)
@@ -227,7 +266,7 @@ class VectorWriter:
         """End the open episodes as aborted: their steps are stored, and not drawn as transitions.
 
         Raises:
-            FieldError: The writer is closed.
+            BufferConfigError: The writer is closed.
             StorageError: The steps could not be stored; they stay pending.
         """
         self._check_open()
@@ -259,7 +298,7 @@ class VectorWriter:
         """
         if not self._is_open:
             return
-        self.cut(final=final)
+        self._cut(np.ones(self.n_envs, bool), final)
         self._is_open = False
         _open.discard(self)
         self._queue.flush()
@@ -289,64 +328,67 @@ class VectorWriter:
     ) -> None:
         """Place checked steps in their episodes, and hand them on."""
         n = self.n_envs
-        shape = n_rows, _ = columns.n_steps // n, n
-        times = np.full(n_rows * n, time.time())
-        if self._is_quiet(is_step, is_reset, ends):
-            block = StepBlock(
-                self, columns, n, self._numbers.copy(), self._places.copy(), times,
-                self._beginnings, layout.number, layout.size_bytes,
+        made_at = np.full(columns.n_steps, time.time())
+
+        def block(
+            numbers: Integers, places: Integers, beginnings: Mapping[int, EpisodeStart]
+        ) -> StepBlock:
+            return StepBlock(
+                self, columns, n, numbers, places, made_at, beginnings, layout.number,
+                layout.size_bytes,
             )  # fmt: skip
+
+        if self._is_quiet(is_step, is_reset, ends):
+            newest = block(self._numbers.copy(), self._places.copy(), self._beginnings)
             self._places += 1
-            ready, self._held = self._held, [block]
+            ready, self._held = self._held, [newest]
             self._queue.add_blocks(ready, (), ())
             return
-        numbers, places = np.full((2, n_rows, n), NO_EPISODE, np.int64)
-        last = np.full(n, -1)  # of each environment its last step in this block
-        cut: list[int] = []  # steps of this block after which an episode was cut
-        cut_before = np.zeros(n, bool)  # environments whose held step is the last of an episode
-        begun: list[EpisodeStart] = []
-        endings: list[EpisodeEnd] = []
-        every = self._beginnings
-        rows = zip(*(flags.reshape(shape) for flags in (is_step, is_reset, ends)), strict=True)
-        for t, (acts, resets, has_ended) in enumerate(rows):
-            if resets.any():
-                is_cut = resets & (self._numbers != NO_EPISODE)
-                within = np.flatnonzero(is_cut & (last >= 0))
-                cut += (last[within] * n + within).tolist()
-                cut_before |= is_cut & (last < 0)
-                endings += self._ended(is_cut, "complete", {})
-            is_new = acts & (self._numbers == NO_EPISODE)
-            if is_new.any():
-                starts = self._begun(np.flatnonzero(is_new).tolist())
-                begun += starts.values()
-                every = {**every, **starts}
-            np.copyto(numbers[t], self._numbers, where=acts)
-            places[t] = self._places
-            self._places += acts
-            last[acts] = t
-            if has_ended.any():
-                of_row = {i: finals[t * n + i] for i in range(n) if t * n + i in finals}
-                endings += self._ended(has_ended, "complete", of_row)
-        block = StepBlock(
-            self, columns, n, numbers.ravel(), places.ravel(), times,
-            every, layout.number, layout.size_bytes,
-        )  # fmt: skip
-        if cut:
-            block = block.truncated(np.array(cut))
-        self._truncate_held(cut_before)
-        ready = self._released((last >= 0) | cut_before)
-        open_envs = np.flatnonzero((self._numbers != NO_EPISODE) & (last >= 0))
-        is_held = np.zeros(n_rows * n, bool)
-        is_held[last[open_envs] * n + open_envs] = True
-        if (later := block.of_steps(~is_held)) is not None:
-            ready.append(later)
-        if (newest := block.of_steps(is_held)) is not None:
-            self._held.append(newest)
-        self._queue.add_blocks(ready, begun, endings)
+        placed = self._placed(is_step, is_reset, ends, finals)
+        steps = block(placed.numbers.ravel(), placed.places.ravel(), placed.beginnings)
+        if placed.cut:
+            steps = steps.truncated(np.array(placed.cut))
+        self._truncate_held(placed.cut_before)
+        ready = self._released((placed.last >= 0) | placed.cut_before)
+        open_envs = np.flatnonzero((self._numbers != NO_EPISODE) & (placed.last >= 0))
+        is_held = np.zeros(columns.n_steps, bool)
+        is_held[placed.last[open_envs] * n + open_envs] = True
+        if (earlier := steps.of_steps(~is_held)) is not None:
+            ready.append(earlier)
+        if (held := steps.of_steps(is_held)) is not None:
+            self._held.append(held)
+        self._queue.add_blocks(ready, placed.begun, placed.endings)
         if self._beginnings:
             _note_open(self)
         else:
             _open.discard(self)
+
+    def _placed(
+        self, is_step: Flags, is_reset: Flags, ends: Flags, finals: Mapping[int, bytes | None]
+    ) -> "_PlacedSteps":
+        """Place steps in their episodes; begin episodes, and end them."""
+        n = self.n_envs
+        shape = len(is_step) // n, n
+        placed = _PlacedSteps(shape, self._beginnings)
+        rows = zip(*(flags.reshape(shape) for flags in (is_step, is_reset, ends)), strict=True)
+        for t, (acts, resets, has_ended) in enumerate(rows):
+            if resets.any():
+                is_cut = resets & (self._numbers != NO_EPISODE)
+                placed.note_cut(is_cut)
+                placed.endings += self._ended(is_cut, "complete", {})
+            is_new = acts & (self._numbers == NO_EPISODE)
+            if is_new.any():
+                starts = self._begun(np.flatnonzero(is_new).tolist())
+                placed.begun += starts.values()
+                placed.beginnings = {**placed.beginnings, **starts}
+            np.copyto(placed.numbers[t], self._numbers, where=acts)
+            placed.places[t] = self._places
+            self._places += acts
+            placed.last[acts] = t
+            if has_ended.any():
+                of_envs = {i: finals[t * n + i] for i in range(n) if t * n + i in finals}
+                placed.endings += self._ended(has_ended, "complete", of_envs)
+        return placed
 
     def _is_quiet(self, is_step: Flags, is_reset: Flags, ends: Flags) -> bool:
         """Return True for one step of each environment that begins and ends nothing."""
@@ -411,7 +453,9 @@ class VectorWriter:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise FieldError("the vector writer was closed; make another with vector_writer()")
+            raise BufferConfigError(
+                "the vector writer was closed; make another with vector_writer()"
+            )
 
     def _check_episodes(self) -> None:
         """Raise the error of an open episode that takes no more steps; forget the episode."""
@@ -439,9 +483,16 @@ class VectorWriter:
             **dict.fromkeys(_NUMBERS, 0),
         }
         for name, values in steps.items():
+            if isinstance(values, Mapping):
+                raise FieldError(
+                    f"{name}: a dict has no shape; give each part as the array of its field, such "
+                    f"as {name}_{next(iter(values), 'part')}"
+                )
             if values is None or name not in n_dims:
                 continue
             shape = np.shape(values)
+            if name in _NUMBERS and len(shape) > 1 and shape[-1] == 1 and self.n_envs != 1:
+                shape = shape[:-1]
             lead = shape[: max(0, len(shape) - n_dims[name])]
             if lead[-1:] == (self.n_envs,) and len(lead) <= 2:
                 return lead
@@ -459,12 +510,24 @@ class VectorWriter:
                 columns[name] = self._listed(name, values, lead)
                 continue
             array = values if hasattr(values, "reshape") else np.asarray(values)
+            if name in _NUMBERS:
+                array = self._numbers_of(name, array, lead)
             if tuple(array.shape[: len(lead)]) != lead:
-                raise self._wrong(name, tuple(array.shape))
+                raise self._wrong(name, tuple(array.shape), lead)
             if len(lead) == 2:
                 array = array.reshape((math.prod(lead), *array.shape[2:]))
             columns[name] = array
         return columns
+
+    def _numbers_of(self, name: str, values: Any, lead: tuple[int, ...]) -> Any:
+        """Return numbers of shape (.., n_envs); simulators give one axis more, and float flags."""
+        if tuple(values.shape) == (*lead, 1):
+            values = values.reshape(lead)
+        if name in FLAGS:
+            flags = np.asarray(values)
+            if flags.dtype.kind == "f" and np.isin(flags, (0, 1)).all():
+                return flags.astype(bool)
+        return values
 
     def _listed(self, name: str, values: Any, lead: tuple[int, ...]) -> list[Any]:
         """Return a list with a value for each step."""
@@ -515,10 +578,17 @@ class VectorWriter:
             for place in np.flatnonzero(ends).tolist()
         }
 
-    def _wrong(self, name: str, shape: tuple[int, ...]) -> FieldError:
+    def _wrong(
+        self, name: str, shape: tuple[int, ...], lead: tuple[int, ...] | None = None
+    ) -> FieldError:
         spec = self._layout.specs.get(name)
         one = () if spec is None else spec.shape
         n = self.n_envs
+        if lead is not None and len(lead) == 2:
+            return FieldError(
+                f"{name}: expected shape {(*lead, *one)}, as the other arrays have {lead[0]} steps "
+                f"of {n} environments; got {shape}"
+            )
         return FieldError(
             f"{name}: expected shape {(n, *one)}, or T steps of that shape, of n_envs={n}; got "
             f"{shape}"

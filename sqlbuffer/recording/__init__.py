@@ -3,19 +3,19 @@
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.recording.recorder import MakeWriter, RecordedValues, StepTarget
+from sqlbuffer.recording.recorder import MakeWriter, RecordOptions, StepTarget
 
-__all__ = ["RecordedValues", "recorded"]
+__all__ = ["RecordOptions", "recorded"]
 
 
-def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, values: RecordedValues) -> Any:
+def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, options: RecordOptions) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:
         env: An environment of gymnasium, or a parallel one of PettingZoo.
         buffer: The buffer that stores its steps.
         make_writer: Makes the writer of its steps.
-        values: What is stored in addition to the spaces.
+        options: What is stored in addition to the spaces.
 
     Raises:
         ArgumentError: `env` is not an environment.
@@ -33,4 +33,4 @@ def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, values: Reco
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded(env, buffer, make_writer, values)
+    return wrappers.recorded_env(env, buffer, make_writer, options)

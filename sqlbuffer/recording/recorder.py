@@ -22,7 +22,7 @@ NEXT = "next_"
 
 
 @dataclass(frozen=True)
-class RecordedValues:
+class RecordOptions:
     """What is stored of an environment in addition to its spaces.
 
     Attributes:
@@ -59,7 +59,7 @@ class EnvironmentFields:
 
 
 def environment_fields(
-    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...], values: RecordedValues
+    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...], options: RecordOptions
 ) -> EnvironmentFields:
     """Return how an environment's steps fit a buffer.
 
@@ -67,24 +67,24 @@ def environment_fields(
         env: The environment.
         specs: The fields of the buffer.
         final: Its observation fields.
-        values: What else is stored.
+        options: What else is stored.
 
     Raises:
         FieldError: They do not.
     """
     declared = fields_from_env(env, next_observation=True)
     observed = declared["spaces"].fields_of(OBSERVATION)
-    with_observation = tuple(name for name in values.info_fields if name in final)
+    with_observation = tuple(name for name in options.info_fields if name in final)
     of_observation = (*declared["observation_fields"], *with_observation)
     env_fields = EnvironmentFields(
         observed,
         declared["spaces"].fields_of(ACTION),
-        (with_observation, tuple(name for name in values.info_fields if name not in final)),
+        (with_observation, tuple(name for name in options.info_fields if name not in final)),
         tuple(name for name in of_observation if NEXT + name in specs),
         final,
         specs,
     )
-    chosen = [*values.info_fields, *([values.reward_field] if values.reward_field else [])]
+    chosen = [*options.info_fields, *([options.reward_field] if options.reward_field else [])]
     wrong = _differences(declared, chosen, env_fields)
     if wrong:
         option = ", next_observation=True" if env_fields.following else ""
@@ -109,16 +109,25 @@ def _differences(
             lines.append(f"{name!r} is missing: {expected}")
         elif not takes(specs[name], expected):
             lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
-    lines += [f"{name!r} is missing: declare it" for name in chosen if name not in specs]
     lines += [
-        f"the environment has no {name!r}, which has no default"
+        f"{name!r} is missing: declare it, as fields_from_env(env, info_fields=.., "
+        f"reward_field=..) does"
+        for name in chosen
+        if name not in specs
+    ]
+    lines += [
+        f"the environment has no {name!r}, which has no default; if info has it, pass "
+        f"info_fields=[{name!r}] to record()"
         for name, spec in specs.items()
         if name not in (*names, *repeated, *chosen) and spec.default is None
     ]
     lines += [
-        f"the observation field {name!r} is none of the environment's"
-        for name in env_fields.final
-        if name in specs and name not in (*observed, *env_fields.infos[0])
+        f"the environment does not have the observation field {name!r}; if info has it, pass "
+        f"info_fields=[{name!r}] to record()"
+        for name, spec in specs.items()
+        if name in env_fields.final
+        and name not in (*observed, *env_fields.infos[0])
+        and (spec.default is not None or name in names)
     ]
     return lines
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, RecordEpisodeStatistics
 
 from sqlbuffer import ReplayBuffer, fields_from_env
-from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
+from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError, StorageError
 from tests.recording.envs import Rooms, Scripted, Shapes
 from tests.recording.episodes import plain, played, stored
 from tests.support.processes import FRESH, run_at_once, wait_until
@@ -382,7 +382,7 @@ FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
         ),
         (
             {"fields": FIELDS, "observation_fields": ["obs", "action"]},
-            "the observation field 'action' is none of the environment's",
+            "does not have the observation field 'action'",
         ),
     ],
 )
@@ -482,7 +482,7 @@ def test_a_closed_environment_records_no_more_and_says_so(sqlite_url):
         recorded.step(0)
         recorded.close()
         for call in (recorded.reset, lambda: recorded.step(0)):
-            with pytest.raises(FieldError, match="was closed and stores nothing more"):
+            with pytest.raises(BufferConfigError, match="was closed and stores nothing more"):
                 call()
         recorded.close()
         assert len(buffer) == 1

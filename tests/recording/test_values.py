@@ -184,6 +184,16 @@ def test_vector_rewards_are_a_field_and_a_function_makes_the_reward(sqlite_url, 
         np.testing.assert_allclose(batch.reward, expected)
 
 
+@pytest.mark.parametrize("n", [None, 2])
+def test_a_vector_reward_without_a_field_says_how_to_store_it(sqlite_url, n):
+    env = objectives(n)
+    with ReplayBuffer(sqlite_url, **fields_from_env(env)) as buffer:
+        recorded = buffer.record(env)
+        recorded.reset()
+        with pytest.raises(FieldError, match=r"rewards of shape \(2,\); .* reward_field="):
+            recorded.step(0 if n is None else [0] * n)
+
+
 def test_an_environment_without_a_space_of_rewards_needs_a_declaration():
     with pytest.raises(FieldError, match="no reward_space"):
         fields_from_env(Scripted(), reward_field="rewards")
@@ -280,6 +290,28 @@ def test_a_step_of_all_agents_is_one_step_with_masks(database_url, how):
         assert (batch.discount[last] == (0 if how == "terminated" else np.float32(0.99))).all()
 
 
+@pytest.mark.parametrize("actions", [{"a": 3}, {"a": 3, "b 2": 1, "c": 0}, [3, 2]])
+def test_each_agent_that_is_there_needs_an_action(sqlite_url, actions):
+    env = Pair()
+    with (
+        ReplayBuffer(sqlite_url, **fields_from_env(env)) as buffer,
+        buffer.record(env) as recorded,
+    ):
+        recorded.reset()
+        with pytest.raises(FieldError, match=r"one of each agent that is there \(a, b 2\)"):
+            recorded.step(actions)
+        recorded.step({"a": 1, "b 2": 1})
+
+
+def test_agents_that_act_in_turn_are_refused():
+    class InTurn(Pair):
+        def agent_iter(self):
+            return iter(())
+
+    with pytest.raises(FieldError, match="aec_to_parallel"):
+        fields_from_env(InTurn())
+
+
 def test_options_of_one_agent_are_refused_for_several(sqlite_url):
     env = Pair()
     with (
@@ -287,3 +319,5 @@ def test_options_of_one_agent_are_refused_for_several(sqlite_url):
         pytest.raises(FieldError, match="environments of one agent"),
     ):
         buffer.record(env, info_fields=["x"])
+    with pytest.raises(FieldError, match="environments of one agent"):
+        fields_from_env(env, reward_field="rewards")

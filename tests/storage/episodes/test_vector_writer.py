@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from sqlbuffer import RateLimiter, ReplayBuffer
-from sqlbuffer.errors import EpisodeTakenError, FieldError, FlowControlError, StorageError
+from sqlbuffer.errors import (
+    BufferConfigError,
+    EpisodeTakenError,
+    FieldError,
+    FlowControlError,
+    StorageError,
+)
 from tests.support.processes import FRESH, run_at_once, wait_until
 from tests.support.sql import run
 from tests.support.waiting_steps import NEVER_S, refusing_inserts
@@ -285,6 +291,9 @@ def step(n=2, **more):
     [
         (step(3), {}, r"obs: expected shape \(2, 2\), or T steps of that shape, of n_envs=2"),
         (step(action=np.zeros(3, int)), {}, r"action: expected shape \(2,\)"),
+        ({"obs": np.zeros((5, 2, 2)), "action": [0, 0]}, {}, r"\(5, 2\), as the other .* 5 steps"),
+        ({"obs": {"arm": np.zeros((2, 2))}}, {}, "obs: a dict has no shape; .* such as obs_arm"),
+        (step(terminated=[0.5, 0]), {}, "terminated"),
         (step(what=[1, 2]), {}, "unknown field 'what'"),
         ({"obs": np.zeros((2, 2))}, {}, "'action' is missing"),
         ({"action": None}, {}, "how many steps"),
@@ -306,6 +315,19 @@ def test_what_cannot_be_stored_is_refused_and_adds_nothing(buffer, steps, option
     writer.write(step())
     writer.close()
     assert sorted(row.exp_meta.step for row in buffer) == [0, 0, 1, 1]
+
+
+def test_numbers_may_have_an_axis_more_and_flags_may_be_floats(buffer):
+    with buffer.vector_writer(2) as writer:
+        for lead in ((2,), (3, 2)):
+            writer.write(
+                {
+                    "obs": np.zeros((*lead, 2)), "action": np.zeros(lead, int),
+                    "reward": np.ones((*lead, 1), np.float32), "terminated": np.ones((*lead, 1)),
+                }
+            )  # fmt: skip
+    assert buffer.stats().episodes == len(buffer) == 8
+    assert {row.exp_data.reward_t for row in buffer} == {1.0}
 
 
 def test_a_buffer_without_typed_fields_has_no_vector_writer(sqlite_url):
@@ -333,7 +355,7 @@ def test_a_closed_writer_takes_no_steps_and_closes_again(buffer):
     writer.write(step())
     writer.close()
     writer.close()
-    with pytest.raises(FieldError, match="was closed"):
+    with pytest.raises(BufferConfigError, match="was closed"):
         writer.write(step())
     assert len(buffer) == 2
 
