@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 from sqlbuffer.checks import checked_choice, checked_dict, checked_flag, checked_names, refused
 from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError
-from sqlbuffer.spaces import ACTION, OBSERVATION, Spaces, Structure, parse_spaces
+from sqlbuffer.spaces import ACTION, NEXT, OBSERVATION, Spaces, Structure, parse_spaces
 from sqlbuffer.strict_models import StrictModel, Verbatim
 
 # A shorter beginning of a name is that of too many others.
@@ -686,7 +686,7 @@ class Fields(StrictModel, title="fields"):
                 f"field {spec.name!r} is stored as {described(known)}, and was given as "
                 f"{described(spec)}; take another name"
             )
-        if spec.name in {f"next_{name}" for name in self.observations}:
+        if spec.name in {NEXT + name for name in self.observations}:
             raise FieldError(
                 f"field {spec.name!r}: transitions would take it for the observation after a step, "
                 f"which the stored steps do not have; take another name"
@@ -700,7 +700,7 @@ class Fields(StrictModel, title="fields"):
     @property
     def has_next(self) -> bool:
         """Whether the observation after a step is stored with it, in fields named `next_<name>`."""
-        return all(f"next_{name}" in self.specs for name in self.observations)
+        return all(NEXT + name in self.specs for name in self.observations)
 
     def differences(self, stored: "Fields") -> list[str]:
         """Return how these fields differ from stored ones, a line each; parts that were not given

@@ -16,8 +16,10 @@ from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError, MissingExtraError
 
 OBSERVATION, ACTION = "obs", "action"
+# Prefix of the observations after steps.
+NEXT = "next_"
 # Arrays of a batch whose names are a prefix and the name of a field.
-PREFIXES = ("", "next_", "final_", "seq_", "seq_next_")
+PREFIXES = ("", NEXT, "final_", "seq_", f"seq_{NEXT}")
 VARIABLE = -1
 _GRAPH = ("nodes", "edges", "edge_links")
 _FIXED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text")
@@ -412,7 +414,7 @@ def fields_from_env(
     if taken := infos.keys() & {*observed, *acted, *more}:
         raise FieldError(f"info_fields: field {shown(min(taken))} is one of the spaces; rename it")
     observed = {**observed, **infos}
-    following = {f"next_{name}": declared for name, declared in observed.items()}
+    following = {NEXT + name: declared for name, declared in observed.items()}
     return {
         "fields": {**observed, **acted, **more, **(following if next_observation else {})},
         "observation_fields": list(observed),

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.hindsight import HindsightGoals, reward_goals
-from sqlbuffer.batches.step_table import NEXT, with_zeros
+from sqlbuffer.batches.step_table import with_zeros
 from sqlbuffer.checks import checked_dict, checked_instance, checked_integer, checked_names
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, FieldError
 from sqlbuffer.fields import BUILT_IN, ON_REQUEST, Fields
-from sqlbuffer.spaces import Structure
+from sqlbuffer.spaces import NEXT, Structure
 from sqlbuffer.steps import Batch
 
 ENDS_NOT_TOLD = (

@@ -11,10 +11,11 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import NEXT, NONE, Flags, Integers, StepTable
+from sqlbuffer.batches.step_table import NONE, Flags, Integers, StepTable
 from sqlbuffer.checks import checked_callable, checked_choice, checked_integer, checked_text
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import Batch
 
 RELABELLED, GOAL_SEQ = "relabelled", "goal_seq"

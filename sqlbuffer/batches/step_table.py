@@ -12,8 +12,6 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Arrays = dict[str, NDArray[Any]]
 
-# Prefix of the observations after steps.
-NEXT = "next_"
 # No step, or no episode.
 NONE = -1
 # Flags of a step. LIVE: the buffer has it. BARRED: it may not be sampled now. TOLD: it shows

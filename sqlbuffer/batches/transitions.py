@@ -16,7 +16,6 @@ from sqlbuffer.batches.step_table import (
     LIKELY_STEPS,
     LIVE,
     MOST_AHEAD,
-    NEXT,
     NONE,
     TERMINATED,
     TOLD,
@@ -34,6 +33,7 @@ from sqlbuffer.batches.step_table import (
 from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import Batch, Returns, n_step_returns
 
 

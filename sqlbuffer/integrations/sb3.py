@@ -3,41 +3,40 @@
 See `docs/how-to/train-with-stable-baselines3.md`.
 """
 
-import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Unpack
 from warnings import warn
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.arguments import check_n_step
 from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
-from sqlbuffer.config import SETTINGS, OpenerSettings, unknown_setting
+from sqlbuffer.config import OpenerSettings
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import (
     BufferConfigError,
     FieldError,
     MissingExtraError,
-    SQLBufferError,
     URLError,
     install,
 )
+from sqlbuffer.integrations.training_buffers import (
+    StartsInEachProcess,
+    check_settings,
+    checked_gamma,
+    end_with_process,
+)
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
-from sqlbuffer.processes import at_process_end
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
-
-logger = logging.getLogger("sqlbuffer")
 
 try:
     from gymnasium import spaces
@@ -61,7 +60,7 @@ __all__ = ["SQLHerReplayBuffer", "SQLReplayBuffer"]
 Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
 
-OBS, ACTION, NEXT = "obs", "action", "next_"
+OBS, ACTION = "obs", "action"
 OF_A_STEP = 100  # bytes that a mirror takes for a step next to its fields, about
 
 
@@ -83,7 +82,7 @@ class ObservationPart:
 
 
 @dataclass(frozen=True)
-class SpaceFields:
+class StepFields:
     """The fields that the spaces of an environment mean; made with `of`.
 
     Attributes:
@@ -99,7 +98,7 @@ class SpaceFields:
     @classmethod
     def of(
         cls, space: spaces.Space[Any], shapes: Any, action: tuple[Shape, Any], n_envs: int
-    ) -> "SpaceFields":
+    ) -> "StepFields":
         """Return the fields of spaces.
 
         Args:
@@ -221,11 +220,11 @@ def _field_names(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 _OWN = {
-    "fields": "they are those of the spaces",
-    "observation_fields": "they are those of the spaces",
-    "max_capacity": "it is the algorithm's `buffer_size`",
-    "config": "give its settings one by one",
-    "connection": "give its settings one by one",
+    "fields": "they are those of the spaces; leave it out",
+    "observation_fields": "they are those of the spaces; leave it out",
+    "max_capacity": "it is the algorithm's `buffer_size`; leave it out",
+    "config": "give its settings one by one; leave it out",
+    "connection": "give its settings one by one; leave it out",
 }
 # Arguments in `replay_buffer_kwargs`; the algorithm gives the others.
 _ARGUMENTS = (
@@ -256,59 +255,16 @@ MEMORY = (
     "the observation after it; leave it out, and pass compression='zstd' in replay_buffer_kwargs "
     "to store large observations in less space"
 )
+GAMMA = (
+    "the algorithm's own gamma, which does not reach the buffer: give gamma=0.99 in "
+    "replay_buffer_kwargs where that is 0.99"
+)
 # Arrays of SB3's own buffers.
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 NO_ARRAYS = (
     "SQLReplayBuffer has no array {!r}: its steps are in a database; read them with "
     "replay_buffer.buffer.sample_arrays(), or by SQL"
 )
-
-
-def check_arguments(arguments: Mapping[str, Any], *, optimize_memory_usage: bool) -> None:
-    """Raise where an argument cannot be.
-
-    Args:
-        arguments: The arguments beyond those that Stable-Baselines3's own buffers take.
-        optimize_memory_usage: Theirs.
-
-    Raises:
-        BufferConfigError: One of them; says what to do.
-        TypeError: An argument of an unknown name; says which is meant.
-    """
-    if optimize_memory_usage:
-        raise BufferConfigError(MEMORY)
-    for name, why in _OWN.items():
-        if name in arguments:
-            raise BufferConfigError(f"SQLReplayBuffer takes no {name}=...: {why}; leave it out")
-    known = (*_ARGUMENTS, *SETTINGS)
-    for name in arguments:
-        if name not in known:
-            raise unknown_setting(name, known)
-
-
-def checked_gamma(n_steps: int, gamma: float | None) -> float:
-    """Return the discount of one step.
-
-    An algorithm does not pass its own discount to the class in `replay_buffer_class`, and a
-    different discount makes its targets wrong.
-
-    Args:
-        n_steps: Largest number of steps that a sample spans.
-        gamma: The given discount, or None. A single step does not use it.
-
-    Raises:
-        BufferConfigError: There are several steps, and no discount.
-        ValueError, TypeError: A value is invalid.
-    """
-    check_n_step(n_steps, 1.0 if gamma is None else gamma)
-    if gamma is not None:
-        return float(gamma)
-    if n_steps > 1:
-        raise BufferConfigError(
-            f"n_steps={n_steps} needs gamma=..., the same as the algorithm's own gamma, which does "
-            f"not reach the buffer: give gamma=0.99 in replay_buffer_kwargs where that is 0.99"
-        )
-    return 0.99  # of the algorithms of Stable-Baselines3; one step has no discount
 
 
 Flags = NDArray[np.bool_]
@@ -326,8 +282,7 @@ class EnvEpisodes:
         self._begin = begin
         self._episodes: list[EpisodeWriter | None] = [None] * n_envs
         self._after: Arrays = {}
-        at_process_end(_end_all, priority=1)  # before what waits is stored
-        _every.add(self)
+        end_with_process(self.end)
 
     def add(self, step: Arrays, before: Sequence[str], terminated: Flags, truncated: Flags) -> None:
         """Add a step of each environment.
@@ -384,17 +339,6 @@ class EnvEpisodes:
                     self._end(i)
 
 
-_every: "WeakSet[EnvEpisodes]" = WeakSet()
-
-
-def _end_all() -> None:
-    for episodes in list(_every):
-        try:
-            episodes.end()
-        except SQLBufferError as error:
-            logger.error("an episode of an environment stays open: %s", error)
-
-
 Samples = Any  # ReplayBufferSamples, or DictReplayBufferSamples
 Floats = NDArray[np.float32]
 
@@ -412,7 +356,7 @@ class SampleMaker:
 
     def __init__(
         self,
-        fields: SpaceFields,
+        fields: StepFields,
         n_steps: int,
         gamma: float,
         *,
@@ -494,7 +438,7 @@ class SampleMaker:
 
 
 def goals_of(
-    fields: SpaceFields,
+    fields: StepFields,
     space: Any,
     n_sampled_goal: Any,
     strategy: Any,
@@ -527,7 +471,7 @@ def goals_of(
     )
 
 
-class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
+class SQLReplayBuffer(StartsInEachProcess, SB3ReplayBuffer):  # type: ignore[misc]
     """A replay buffer for DQN, SAC, TD3 and other algorithms that stores its steps in a SQL
     database.
 
@@ -628,10 +572,13 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
     ) -> None:
         if copy_info_dict:
             raise BufferConfigError(INFOS)
-        check_arguments(settings, optimize_memory_usage=optimize_memory_usage)
+        if optimize_memory_usage:
+            raise BufferConfigError(MEMORY)
+        check_settings(settings, _ARGUMENTS, _OWN)
         checked_integer(buffer_size, "buffer_size", 1)
         checked_integer(n_envs, "n_envs", 1)
-        gamma = checked_gamma(n_steps, gamma)
+        # That of the algorithms; one step has no discount.
+        gamma = checked_gamma(n_steps, gamma, same_as=GAMMA, default=0.99)
         # The attributes of SB3's buffers without their arrays, which hold all steps.
         self.observation_space, self.action_space = observation_space, action_space
         self.obs_shape = get_obs_shape(observation_space)
@@ -642,7 +589,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self.handle_timeout_termination = bool(handle_timeout_termination)
         self.n_steps, self.gamma = int(n_steps), float(gamma)
         self.model_version = model_version
-        self._fields = SpaceFields.of(
+        self._fields = StepFields.of(
             observation_space,
             self.obs_shape,
             ((self.action_dim,), self._maybe_cast_dtype(action_space.dtype)),
@@ -678,7 +625,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
 
     def _start(self) -> None:
         """Begin without an open episode and without a mirror, in this process."""
-        self._pid = os.getpid()
+        super()._start()
         self._episodes = EnvEpisodes(self._begin, self.n_envs)
         self._mirror: Mirror | None = None
         self._batches: tuple[int, Iterator[Batch]] | None = None
@@ -729,13 +676,14 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """End the open episodes, store what waits, and free the mirror; samples are refused
-        afterwards.
+        """End the open episodes, store what waits, and free the mirror.
+
+        Samples are refused afterwards; `add` still stores.
 
         Raises:
             StorageError: It could not be stored, and waits.
         """
-        if self._pid == os.getpid():
+        if self._is_in_this_process:
             self._episodes.end()
             self._close_mirror()
         self.buffer.close()
@@ -856,11 +804,6 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         )
         rewards = np.asarray(rewards)
         return rewards.reshape(n) if rewards.size == n else rewards
-
-    def _be_in_this_process(self) -> None:
-        """Begin again in a process that was forked."""
-        if self._pid != os.getpid():
-            self._start()
 
     def size(self) -> int:
         """Return how many steps of each environment there are, at most `buffer_size`: the steps of

@@ -3,26 +3,23 @@
 See `docs/how-to/train-with-torchrl.md`.
 """
 
-import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.arguments import check_n_step
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
-from sqlbuffer.config import SETTINGS, OpenerSettings, unknown_setting
+from sqlbuffer.config import OpenerSettings
 from sqlbuffer.errors import (
     ArgumentError,
     BufferConfigError,
@@ -33,17 +30,20 @@ from sqlbuffer.errors import (
     InsufficientDataError,
     MissingExtraError,
     SchemaMissingError,
-    SQLBufferError,
     install,
 )
+from sqlbuffer.integrations.training_buffers import (
+    StartsInEachProcess,
+    check_settings,
+    checked_gamma,
+    end_with_process,
+)
+from sqlbuffer.loading.loader import Loader
 from sqlbuffer.mirror.buffer_mirror import Mirror
-from sqlbuffer.processes import at_process_end
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps import Batch, StoreResult, as_tensor
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
-
-logger = logging.getLogger("sqlbuffer")
 
 try:
     import torch
@@ -52,7 +52,7 @@ try:
     from torchrl.data import RandomSampler, TensorDictReplayBuffer
 
     from sqlbuffer.integrations.torchrl_steps import (
-        NEXT,
+        AFTER,
         RunPlan,
         Runs,
         StepEntries,
@@ -93,6 +93,33 @@ class DrawOptions:
         if self.slice_len is not None:
             return "window"
         return "step" if self.n_steps == 1 else "n_step"
+
+
+@dataclass
+class _Draws:
+    """Draws of one size that go on.
+
+    Attributes:
+        batch_size: Number of steps of a draw.
+        loader: Makes them.
+        batches: They, without end.
+    """
+
+    batch_size: int
+    loader: Loader[Batch]
+    batches: Iterator[Batch]
+
+    def position(self) -> dict[str, Any]:
+        """Return where they are."""
+        return {"batch_size": self.batch_size, "loader": self.loader.state_dict()}
+
+
+class _Info(dict[Any, Any]):
+    """Numbers and weights of a draw, with the position after it."""
+
+    def __init__(self, values: Mapping[Any, Any], position: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.position = position
 
 
 class _These(Sampler):
@@ -155,31 +182,14 @@ _REFUSED = {
 }
 
 
-def check_arguments(settings: Mapping[str, Any]) -> None:
-    """Raise where an argument cannot be.
-
-    Args:
-        settings: The arguments beyond the named ones.
-
-    Raises:
-        BufferConfigError: One of TorchRL's buffers that has no meaning here; says what to do.
-        ArgumentError: An argument of an unknown name; says which is meant.
-    """
-    for name in settings:
-        if name in _OF_TORCHRL:
-            raise BufferConfigError(f"SQLReplayBuffer takes no {name}=...: {_OF_TORCHRL[name]}")
-        if name not in SETTINGS:
-            raise unknown_setting(name, (*_ARGUMENTS, *SETTINGS))
-
-
-class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
+class SQLReplayBuffer(StartsInEachProcess, TensorDictReplayBuffer):  # type: ignore[misc]
     """A replay buffer of TorchRL that stores its steps in a SQL database.
 
     Collectors extend it, and losses and transforms draw from it. Processes that open the same URL
     and name share it. Draws have the entries, shapes and dtypes of a `TensorDictReplayBuffer`. They
     come from a mirror in memory, which is read at the first `sample`.
 
-    The first batch decides about the entries of a step, unless `example` does. Each environment
+    The first batch determines the entries of a step, unless `example` does. Each environment
     writes episodes, which go on from one `extend` to the next.
 
     Args:
@@ -275,7 +285,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         mirror: bool | Mapping[str, Any] = True,
         **settings: Unpack[OpenerSettings],
     ) -> None:
-        check_arguments(settings)
+        check_settings(settings, _ARGUMENTS, _OF_TORCHRL)
         if batch_size is not None:
             checked_integer(batch_size, "batch_size", 1)
         alpha = settings.get("alpha")
@@ -295,6 +305,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         self._place: dict[str, Any] = {"url": url, "name": name}
         self._create, self._settings = create, {**settings, **priorities}
         self._own_sampler, self._beta = sampler, beta
+        self._is_closed, self._position = False, None
         self._buffer: ReplayBuffer | None = None
         self._entries: StepEntries | None = None
         self._start()
@@ -314,20 +325,17 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
 
     def _start(self) -> None:
         """Begin without open episodes and without a mirror, in this process."""
-        self._pid = os.getpid()
+        super()._start()
         self._runs: Runs | None = None
         self._mirror: Mirror | None = None
-        self._batches: tuple[int, Iterator[Batch]] | None = None
+        self._draws: _Draws | None = None
+        self._prefetch_queue.clear()
+        if self._prefetch:  # one thread, so that the queue has the order of the draws
+            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
         self._draw_lock = threading.RLock()
         self._n_written, self._counted_at = 0, -math.inf
         self._version, self._looked_at = 0, -math.inf
-        _every.add(self)
-        at_process_end(_end_all, priority=1)
-
-    def _be_in_this_process(self) -> None:
-        """Begin again in a process that was forked."""
-        if self._pid != os.getpid():
-            self._start()
+        end_with_process(self._end_runs)
 
     def _is_made(self) -> bool:
         """Open the buffer; return whether it is there, and so are its entries."""
@@ -335,13 +343,14 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             return True
         if self._buffer is None:
             try:
-                self._buffer = ReplayBuffer(**self._place, create=False, **self._settings)
+                self._take(ReplayBuffer(**self._place, create=False, **self._settings))
             except (BufferNotFoundError, SchemaMissingError) as error:
                 is_sqlite = resolve_url(self._place["url"]).get_backend_name() == "sqlite"
                 can_make = self._create or is_sqlite or isinstance(error, BufferNotFoundError)
                 if self._create is False or not can_make:
                     raise
                 return False
+        assert self._buffer is not None
         document = self._buffer.documents.get(DOCUMENT)
         if document is None:
             if len(self._buffer):
@@ -354,6 +363,11 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         self._entries = StepEntries.from_json(document.value)
         self._version, self._looked_at = document.version, time.monotonic()
         return True
+
+    def _take(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+        if self._is_closed:
+            buffer.close()
 
     def _look(self, age_s: float = COUNT_S) -> None:
         """Begin again with the entries that another process has added, after some seconds."""
@@ -399,7 +413,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             raise
         with suppress(DocumentChangedError):  # another process was first
             buffer.documents.put(DOCUMENT, entries.to_json(), version=0)
-        self._buffer = buffer
+        self._take(buffer)
         self._is_made()
 
     def _opened(self) -> tuple[ReplayBuffer, StepEntries]:
@@ -433,9 +447,9 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
                 "with a file, such as url='sqlite:///replay.db'"
             )
         state: dict[str, Any] = super().__getstate__()
-        for name in ("_mirror", "_batches", "_runs", "_draw_lock"):
+        for name in ("_mirror", "_draws", "_runs", "_draw_lock"):
             del state[name]
-        return {**state, "_rng": None, "_prefetch_state": None}
+        return {**state, "_rng": None, "_prefetch_state": None, "_is_closed": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -452,19 +466,36 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """End the open episodes and free the mirror; a later call opens again.
+        """End the open episodes and free the mirror.
+
+        Draws and `[..]` are refused afterwards; `extend` and `add` still store.
 
         Raises:
             StorageError: The ends could not be stored.
         """
-        if self._pid == os.getpid():
-            self.synchronize()
+        self._is_closed = True
+        if self._is_in_this_process:
+            self._clear_queue()
             self._end_runs()
             self._close_mirror()
         if self._buffer is not None:
             self._buffer.close()
-            if not is_memory(resolve_url(self._place["url"])):
-                self._buffer = self._entries = None  # a closed buffer gives no batches
+
+    def _clear_queue(self) -> None:
+        """Leave out the draws that were made ahead."""
+        with self._futures_lock:
+            futures = list(self._prefetch_queue)
+            self._prefetch_queue.clear()
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BufferConfigError(
+                f"buffer {self._place['name']!r} is closed, by close() or the end of its with "
+                f"block, and gives no batches; draw before that, or open it again: {self!r}"
+            )
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close the buffer; it is not drawn from again.
@@ -477,7 +508,7 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
 
     def _close_mirror(self) -> None:
         with self._draw_lock:
-            mirror, self._mirror, self._batches = self._mirror, None, None
+            mirror, self._mirror, self._draws = self._mirror, None, None
         if mirror is not None:
             mirror.close()
 
@@ -624,9 +655,9 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
                 has_trajectories=has_trajectories,
             )  # fmt: skip
             arrays: dict[str, Any] = dict(columns)
-            name = entries.name_of(tuple_of(self.priority_key))
-            if update_priority and buffer.alpha is not None and name is not None:
-                arrays["priority"] = _reduced(columns[name], data.batch_size.numel()) + self._eps
+            errors = columns.get(entries.name_of(tuple_of(self.priority_key)) or "")
+            if update_priority and buffer.alpha is not None and errors is not None:
+                arrays["priority"] = _reduced(errors, data.batch_size.numel()) + self._eps
             plan = plan_runs()
             try:
                 result = self._extended(arrays, plan)
@@ -646,61 +677,100 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         keys = {name: value for name, value in keys.items() if value is not None}
         return self._opened()[0].extend(arrays, episode_id=plan.episode_ids, **keys)
 
-    def _sample(self, batch_size: int) -> tuple[Any, dict[str, Any]]:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+    ) -> Any:
+        """Draw steps, of all processes; see `TensorDictReplayBuffer.sample`.
+
+        Args:
+            batch_size: Number of steps; that of the constructor if omitted.
+            return_info: True returns a tuple of the draw and its `index` and weights.
+            include_info: Former name of `return_info`.
+
+        Raises:
+            InsufficientDataError: No step can be drawn.
+            BufferConfigError: The buffer is closed, or priorities have no `beta`.
+            MirrorFullError: The steps do not fit into the `max_bytes` of the mirror.
+        """
+        data, info = super().sample(batch_size, True, include_info)
+        self._position = info.position  # draws that were made ahead do not count
+        return (data, info) if return_info or include_info else data
+
+    def _sample(self, batch_size: int) -> tuple[Any, "_Info"]:
         """Return a draw, and its numbers and weights; TorchRL's `sample` calls it."""
         n = checked_integer(batch_size, "batch_size", 1)
         with self._draw_lock:
-            data, info = self._made(self._drawn(n), n)
+            batch, position = self._drawn(n)
+            data, values = self._made(batch, n)
         if len(self._transform):
             with data.unlock_(), _set_dispatch_td_nn_modules(True):
                 data = self._transform(data)
-        return data, info
+        return data, _Info(values, position)
 
-    def _drawn(self, n: int) -> Batch:
+    def _drawn(self, n: int) -> tuple[Batch, dict[str, Any]]:
+        """Return a batch, and the position after it."""
         self._be_in_this_process()
+        self._check_open()
         if not self._is_made():
             raise InsufficientDataError(
                 f"no step can be drawn: buffer {self._place['name']!r} has none yet; extend it"
             )
         self._look()
-        if self._batches is None or self._batches[0] != n:
-            self._batches = n, self._loader(n)
+        if self._draws is None or self._draws.batch_size != n:
+            self._draws = self._begun(n)
         try:
-            return next(self._batches[1])
+            return next(self._draws.batches), self._draws.position()
         except BaseException:
-            self._batches = None  # a generator that has raised is at its end
+            self._draws = None  # a generator that has raised is at its end
             raise
 
-    def _loader(self, n: int) -> Iterator[Batch]:
+    def _begun(self, n: int, state: Mapping[str, Any] | None = None) -> "_Draws":
+        """Begin draws, or continue those of the state of a loader."""
         buffer, entries = self._opened()
         if self._mirror is None and self._mirror_options is not None:
             self._mirror = buffer.mirror(**self._mirror_options)
         source: Any = buffer if self._mirror is None else self._mirror
-        # The generator of torch repeats the draws, as those of TorchRL.
-        seed = int(torch.randint(2**31 - 1, (), generator=self._rng))
-        options: dict[str, Any] = {"seed": seed, "replace": True}
-        if self._own_sampler is None and self._settings.get("alpha") is not None:
-            if self._beta is None:
-                raise BufferConfigError(
-                    f"draws by priority need beta=..., such as 0.4, next to "
-                    f"alpha={self._settings['alpha']}; leave both out to draw uniformly"
-                )
-            self._own_sampler = PrioritizedSampler(beta=self._beta, normalize="buffer", seed=seed)
-        if self._own_sampler is not None:
-            options = {"sampler": self._own_sampler}
-        draws = self._options
+        options = self._chosen(state)
+        draws, n_items = self._options, n
         if draws.slice_len is not None:
-            n, options["length"] = _n_slices(n, draws.slice_len), draws.slice_len
-            return _whole_slices(iter(source.loader("window", n, **options)), n)
+            n_items, options["length"] = _n_slices(n, draws.slice_len), draws.slice_len
         if draws.n_steps > 1:
             options |= {
                 "n_step": draws.n_steps,
                 "gamma": draws.gamma,
-                "fields": [e.name for e in entries.entries if e.is_field and e.key[0] != NEXT]
+                "fields": [e.name for e in entries.entries if e.is_field and e.key[0] != AFTER]
                 + ["truncated"],
                 "sequence_fields": entries.sequences(),
             }
-        return iter(source.loader(draws.mode, n, **options))
+        loader = source.loader(draws.mode, n_items, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        if draws.slice_len is not None:
+            batches = _whole_slices(batches, n_items)
+        return _Draws(n, loader, batches)
+
+    def _chosen(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the options of a loader that choose the steps."""
+        if self._own_sampler is not None:
+            return {"sampler": self._own_sampler}
+        has_priorities = self._settings.get("alpha") is not None
+        if has_priorities and self._beta is None:
+            raise BufferConfigError(
+                f"draws by priority need beta=..., such as 0.4, next to "
+                f"alpha={self._settings['alpha']}; leave both out to draw uniformly"
+            )
+        if state is None:  # the generator of torch repeats the draws, as those of TorchRL
+            seed = int(torch.randint(2**31 - 1, (), generator=self._rng))
+        else:
+            seed = state["sampler"]["seed"] if "sampler" in state else state["seed"]
+        if not has_priorities:
+            return {"seed": seed, "replace": True}
+        assert self._beta is not None
+        return {"sampler": PrioritizedSampler(beta=self._beta, normalize="buffer", seed=seed)}
 
     def _made(self, batch: Batch, n: int) -> tuple[Any, dict[str, Any]]:
         """Return the TensorDict of a batch, and its numbers and weights."""
@@ -786,9 +856,11 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
 
         Raises:
             InsufficientDataError: A step is not there.
+            BufferConfigError: The buffer is closed.
         """
         if isinstance(index, str) or (isinstance(index, tuple) and isinstance(index[0], str)):
             return self[:].get(index)
+        self._check_open()
         self._opened()
         self._look(0.0)
         buffer, entries = self._opened()
@@ -816,21 +888,29 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         return self[:] if end is None else self[:][:end]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the address of the buffer and the state of its draws: no step, and no password."""
-        sampler = self._own_sampler
+        """Return the address of the buffer and the position of its draws: no step, no password.
+
+        The position is after the last draw that `sample` returned. It does not contain the
+        generator of torch itself, unless there is a `generator`.
+        """
+        rng = self._rng
         return {
             "url": shown_url(resolve_url(self._place["url"])),
             "name": self._place["name"],
             "_batch_size": self._batch_size,
             "_transforms": self._transform.state_dict(),
-            "_sampler": None if sampler is None else sampler.state_dict(),
+            "_position": self._position,
+            "_rng": None if rng is None else (rng.get_state().clone(), str(rng.device)),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue the draws of `state_dict`; the steps are those of the database.
 
+        The next draws are the same if the steps and their priorities are.
+
         Raises:
             BufferConfigError: It is the state of another buffer.
+            ArgumentError: Its draws have other options, such as `n_steps`, or another sampler.
         """
         own = self.state_dict()
         if any(state_dict.get(name) != own[name] for name in ("url", "name")):
@@ -839,10 +919,20 @@ class SQLReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
                 f"and this is {own['name']!r} in {own['url']!r}; open that one: its steps are in "
                 f"the database, and not in the state"
             )
+        self._be_in_this_process()
+        position, draws = state_dict["_position"], None
+        if position is not None:
+            with self._draw_lock:
+                draws = self._begun(position["batch_size"], position["loader"])
+        self._clear_queue()  # or its threads take draws of the new ones
+        with self._draw_lock:
+            self._draws, self._position = draws, position
         self._transform.load_state_dict(state_dict["_transforms"])
         self._batch_size = state_dict["_batch_size"]
-        if self._own_sampler is not None and state_dict["_sampler"] is not None:
-            self._own_sampler.load_state_dict(state_dict["_sampler"])
+        if state_dict["_rng"] is not None:
+            values, device = state_dict["_rng"]
+            self._rng = torch.Generator(device=device)
+            self._rng.set_state(values)
 
     def dumps(self, path: Any) -> None:
         """Write `state_dict` into a folder; the steps stay in the database.
@@ -873,18 +963,6 @@ def _refusing(name: str, what: str) -> Callable[..., NoReturn]:
 
 for _name, _what in _REFUSED.items():
     setattr(SQLReplayBuffer, _name, _refusing(_name, _what))
-
-
-_every: "WeakSet[SQLReplayBuffer]" = WeakSet()
-
-
-def _end_all() -> None:
-    for buffer in list(_every):
-        try:
-            if buffer._pid == os.getpid():
-                buffer._end_runs()
-        except SQLBufferError as error:
-            logger.error("an episode of an environment stays open: %s", error)
 
 
 def _checked_data(data: Any, what: str) -> TensorDictBase:
@@ -919,16 +997,14 @@ def checked_options(
         BufferConfigError: `n_steps` without `gamma`, or with `slice_len`.
         ArgumentError: A number is invalid.
     """
-    check_n_step(n_steps, 1.0 if gamma is None else gamma)
-    if n_steps > 1 and gamma is None:
-        raise BufferConfigError(f"n_steps={n_steps} needs gamma=..., the same as that of the loss")
+    gamma = checked_gamma(n_steps, gamma, same_as="that of the loss", default=1.0)
     if slice_len is not None:
         checked_integer(slice_len, "slice_len", 1)
         if n_steps > 1:
             raise BufferConfigError("slice_len goes without n_steps: a slice has single steps")
         if batch_size is not None:
             _n_slices(batch_size, slice_len)
-    return DrawOptions(int(n_steps), 1.0 if gamma is None else float(gamma), slice_len)
+    return DrawOptions(int(n_steps), gamma, slice_len)
 
 
 def _n_slices(batch_size: int, slice_len: int) -> int:
@@ -977,10 +1053,10 @@ def _slice_ends(data: Any, slice_len: int) -> dict[Any, Any]:
     """Return the flags of slices, which TorchRL's SliceSampler sets in the same way."""
     truncated = torch.zeros(data.batch_size[0], 1, dtype=torch.bool, device=data.device)
     truncated.view(-1, slice_len)[:, -1] = True
-    done = data.get((NEXT, "done"), None)
-    terminated = data.get((NEXT, "terminated"), None)
+    done = data.get((AFTER, "done"), None)
+    terminated = data.get((AFTER, "terminated"), None)
     return {
-        (NEXT, "truncated"): truncated,
-        (NEXT, "done"): truncated.clone() if done is None else done | truncated,
-        (NEXT, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
+        (AFTER, "truncated"): truncated,
+        (AFTER, "done"): truncated.clone() if done is None else done | truncated,
+        (AFTER, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
     }

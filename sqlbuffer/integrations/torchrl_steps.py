@@ -16,6 +16,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import BUILT_IN, RESERVED
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import Batch, as_tensor, uuid7
 
 Key = tuple[str, ...]
@@ -23,7 +24,8 @@ Arrays = dict[str, NDArray[Any]]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-NEXT = "next"
+# Key of the entries for the time after a step.
+AFTER = "next"
 # Entries that a draw sets.
 OF_A_DRAW = {("index",), ("priority_weight",)}
 TRAJECTORY, ENVIRONMENT = ("collector", "traj_ids"), ("env_index",)
@@ -88,7 +90,7 @@ class StepEntries:
         tensors = {key: _tensor(data, key) for key in keys_of(data)}
         if not tensors:
             raise FieldError("the steps have no entries; give at least one")
-        place: Key = (NEXT,) if any(key[0] == NEXT for key in tensors) else ()
+        place: Key = (AFTER,) if any(key[0] == AFTER for key in tensors) else ()
         flags = {
             name: (*place, name)
             for name in BUILT_IN
@@ -100,7 +102,7 @@ class StepEntries:
         elif not {"terminated", "truncated"} & set(flags):
             flags["terminated"] = done  # of older environments, as TorchRL understands it
         names: dict[Key, str] = {}
-        for key in sorted(tensors, key=lambda key: key[0] == NEXT):  # after those that they follow
+        for key in sorted(tensors, key=lambda key: key[0] == AFTER):  # after those that they follow
             if flags.get(key[-1]) == key and _is_exact(tensors[key]):
                 names[key] = key[-1]
             else:
@@ -116,7 +118,7 @@ class StepEntries:
         """
         names = {entry.key: entry.name for entry in self.entries}
         added = []
-        for key in sorted(keys_of(data), key=lambda key: key[0] == NEXT):
+        for key in sorted(keys_of(data), key=lambda key: key[0] == AFTER):
             if key not in names:
                 names[key] = _field_name(key, names)
                 value = _tensor(data, key)
@@ -165,13 +167,13 @@ class StepEntries:
     def followed(self) -> list[tuple[str, str]]:
         """Return the fields of observations and states, with those for the time after the step."""
         by_key = {entry.key: entry for entry in self.entries}
-        pairs = [(entry, by_key.get((NEXT, *entry.key))) for entry in self.entries]
+        pairs = [(entry, by_key.get((AFTER, *entry.key))) for entry in self.entries]
         return [
             (entry.name, after.name)
             for entry, after in pairs
             if after is not None
             and not (entry.is_added or after.is_added)
-            and after.name == f"{NEXT}_{entry.name}"
+            and after.name == NEXT + entry.name
             and (after.shape, after.dtype) == (entry.shape, entry.dtype)
             and after.key not in self.flags.values()
         ]
@@ -182,7 +184,7 @@ class StepEntries:
         return [e.name for e in self.entries if self._is_after(e) and e.name not in followed]
 
     def _is_after(self, entry: Entry) -> bool:
-        return entry.is_field and entry.key[0] == NEXT and entry.key not in self.flags.values()
+        return entry.is_field and entry.key[0] == AFTER and entry.key not in self.flags.values()
 
     def sequences(self) -> list[str]:
         """Return the names that transitions of several steps need of each step."""
@@ -320,8 +322,8 @@ def _is_exact(value: Any) -> bool:
 
 def _field_name(key: Key, taken: Mapping[Key, str]) -> str:
     """Return the name of a field: the parts of its key, joined."""
-    if key[0] == NEXT and (before := taken.get(key[1:])) is not None:
-        name = f"{NEXT}_{before}"
+    if key[0] == AFTER and (before := taken.get(key[1:])) is not None:
+        name = NEXT + before
     else:
         name = re.sub(r"\W", "_", "_".join(key)).lstrip("_") or "entry"
         if not name.isidentifier():

@@ -49,6 +49,7 @@ from sqlbuffer.interchange.output import (
 from sqlbuffer.interchange.streams import Arrays, BufferStream, WholeEpisodes
 from sqlbuffer.spaces import (
     ACTION,
+    NEXT,
     OBSERVATION,
     SpaceField,
     Spaces,
@@ -433,7 +434,7 @@ def _info_fields(
 ) -> tuple[str, ...]:
     used = {*spaces.observation_fields, *spaces.action_fields}
     if fields is None:
-        following = {f"next_{name}" for name in spaces.observation_fields}
+        following = {NEXT + name for name in spaces.observation_fields}
         fields = [name for name in buffer.fields if name not in used | following]
     for name in fields:
         spec = buffer.fields.get(name)

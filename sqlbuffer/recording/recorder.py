@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import FieldSpec, takes
-from sqlbuffer.spaces import ACTION, OBSERVATION, SpaceFields, fields_from_env
+from sqlbuffer.spaces import ACTION, NEXT, OBSERVATION, SpaceFields, fields_from_env
 from sqlbuffer.vector_writer import VectorWriter
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
-
-NEXT = "next_"
 
 
 @dataclass(frozen=True)

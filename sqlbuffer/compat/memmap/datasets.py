@@ -32,6 +32,7 @@ from sqlbuffer.compat.memmap.replay_buffer import ReplayBuffer
 from sqlbuffer.compat.memmap.slots import Ints
 from sqlbuffer.errors import InsufficientDataError, MissingExtraError, install
 from sqlbuffer.loading.loader import made_tuple
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import as_tensor, check_device
 
 try:
@@ -676,7 +677,7 @@ class ReplayDatasetNStep(StepDataset):
         current, following, sequence = np.split(places.ravel(), [n, 2 * n])
         return {
             **{name: cells[name][current] for name in self.current_fields},
-            **{f"next_{name}": cells[name][following] for name in self.next_fields},
+            **{NEXT + name: cells[name][following] for name in self.next_fields},
             **{
                 f"seq_{name}": padded(cells[name][sequence], ahead, self.n_steps)
                 for name in self.sequence_fields

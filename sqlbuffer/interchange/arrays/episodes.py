@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange.arrays.naming import (
     ENDED,
-    NEXT,
     REWARD,
     TERMINATED,
     TRUNCATED,
@@ -19,6 +18,7 @@ from sqlbuffer.interchange.arrays.naming import (
     rewards_of,
 )
 from sqlbuffer.interchange.arrays.sources import Arrays, Columns, pieces_of
+from sqlbuffer.spaces import NEXT
 
 Tail = Literal["open", "cut", "drop"]
 TAILS = ("open", "cut", "drop")

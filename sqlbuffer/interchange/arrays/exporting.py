@@ -22,10 +22,11 @@ from sqlbuffer.errors import (
     MissingExtraError,
     install,
 )
-from sqlbuffer.interchange.arrays.naming import NEXT, array_name
+from sqlbuffer.interchange.arrays.naming import array_name
 from sqlbuffer.interchange.arrays.sources import PIECE_BYTES, Arrays
 from sqlbuffer.interchange.output import ExportReport, WorkPlace, is_full, make_parents
 from sqlbuffer.interchange.streams import BufferStream, WholeEpisode, WholeEpisodes, chosen_columns
+from sqlbuffer.spaces import NEXT
 
 FORMATS = ("npz", "hdf5")
 _BY_SUFFIX = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}

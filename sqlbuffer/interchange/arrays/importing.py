@@ -32,11 +32,12 @@ from sqlbuffer.interchange.arrays.episodes import (
     Tail,
     rows_of,
 )
-from sqlbuffer.interchange.arrays.naming import NEXT, REWARD, ArrayPlan, planned
+from sqlbuffer.interchange.arrays.naming import REWARD, ArrayPlan, planned
 from sqlbuffer.interchange.arrays.sources import Columns, FlatSource, Lane, opened_source
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import ImportCounts, ImportIds, ImportReport
 from sqlbuffer.query.builder import QueryBuilder
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.database.urls import Database
 

@@ -28,6 +28,7 @@ from sqlbuffer.interchange.arrays.sources import (
     dict_columns,
 )
 from sqlbuffer.interchange.output import ImportReport
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.storage.database.urls import Database
 
 _SB3 = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full", "n_envs")
@@ -228,7 +229,7 @@ def to_sb3(
         _check_has(rows, [*names, "actions"], buffer)
         observations, following = (
             {name.rpartition("/")[2]: rows[prefix + name] for name in names}
-            for prefix in ("", "next_")
+            for prefix in ("", NEXT)
         )
         n_steps = len(rows["rewards"])
         for i in range(n_steps):

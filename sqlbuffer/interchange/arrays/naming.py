@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import KINDS, Fields, check_name, near_name
 from sqlbuffer.interchange.arrays.sources import Arrays, Columns, FlatColumn
+from sqlbuffer.spaces import NEXT
 
 REWARD, TERMINATED, TRUNCATED, ENDED = "reward", "terminated", "truncated", "episode_terminals"
 FLAGS = (TERMINATED, TRUNCATED, ENDED)
-NEXT = "next_"
 # Names of D4RL, d3rlpy, Minari, cpprb and gymnasium, and the names here.
 _MEANINGS = {
     **dict.fromkeys(("observations", "observation", "obs"), "obs"),

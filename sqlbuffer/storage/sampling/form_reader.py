@@ -25,11 +25,12 @@ from sqlbuffer.batches.forms import (
 )
 from sqlbuffer.batches.hindsight import Rng, rng_of
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
-from sqlbuffer.batches.step_table import NEXT, NONE, Integers
+from sqlbuffer.batches.step_table import NONE, Integers
 from sqlbuffer.batches.transitions import with_goals
 from sqlbuffer.checks import checked_count, checked_flag
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.chunks.slices import ALL_STEPS, ANY_SIZE, Reach
 from sqlbuffer.storage.database.transactions import fetch

@@ -14,7 +14,7 @@ from torchrl.data import ReplayBuffer as TorchRLReplayBuffer
 from torchrl.envs.transforms import RewardScaling
 
 import sqlbuffer
-from sqlbuffer import LatestSampler
+from sqlbuffer import LatestSampler, PrioritizedSampler
 from sqlbuffer.errors import (
     ArgumentError,
     BufferConfigError,
@@ -304,6 +304,125 @@ def test_a_state_is_the_address_without_steps(schema_url, tmp_path):
         other.loads(tmp_path / "state")
 
 
+WAYS_TO_DRAW = {
+    "uniform": {},
+    "by priority": {"alpha": 0.7, "beta": 0.5},
+    "n-step": {"n_steps": 3, "gamma": 0.9},
+    "slices": {"slice_len": 2},
+    "annealed": {
+        "alpha": 0.7,
+        "sampler": lambda: PrioritizedSampler(beta=0.1, beta_anneal_steps=9, seed=4),
+    },
+}
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+@pytest.mark.parametrize("way", WAYS_TO_DRAW)
+def test_draws_after_loading_are_those_of_a_buffer_that_went_on(schema_url, way, mirror, tmp_path):
+    def opened(**more):
+        options = {"batch_size": 8, "mirror": mirror, **WAYS_TO_DRAW[way], **more}
+        if "sampler" in options:
+            options["sampler"] = options["sampler"]()
+        return SQLReplayBuffer(schema_url, **options)
+
+    def drawn(buffer, n):
+        batches = [buffer.sample() for _ in range(n)]
+        return [
+            (b["index"].tolist(), b.get("priority_weight", b["index"]).tolist()) for b in batches
+        ]
+
+    saved = opened()
+    index = saved.extend(Envs("flat", 2).steps(40))
+    if "alpha" in WAYS_TO_DRAW[way]:
+        saved.update_priority(index, torch.rand(80))
+    drawn(saved, 3)
+    saved.dumps(tmp_path / "state")
+    state, expected = saved.state_dict(), drawn(saved, 4)
+    assert drawn(saved, 4) != expected
+    again = opened()
+    again.loads(tmp_path / "state")  # before the first draw
+    assert again.state_dict()["_position"] == state["_position"]
+    assert drawn(again, 4) == expected
+    running = opened()
+    drawn(running, 5)
+    running.load_state_dict(state)
+    assert drawn(running, 4) == expected
+    saved.load_state_dict(state)
+    assert drawn(saved, 4) == expected
+    ahead = opened(prefetch=3)
+    drawn(ahead, 2)
+    ahead.load_state_dict(state)
+    assert drawn(ahead, 2) == expected[:2]
+    between = ahead.state_dict()
+    again.load_state_dict(between)
+    assert drawn(again, 2) == expected[2:]
+
+
+def test_a_state_of_other_draws_is_refused(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=4)
+    ours.extend(Envs("flat").steps(30))
+    ours.sample()
+    other = SQLReplayBuffer(schema_url, batch_size=4, n_steps=3, gamma=0.9)
+    with pytest.raises(ArgumentError, match="mode='step', and here it is 'n_step'"):
+        other.load_state_dict(ours.state_dict())
+    assert other.sample().batch_size == (4,)
+
+
+def test_a_state_has_the_generator_of_the_buffer(schema_url):
+    ours = SQLReplayBuffer(schema_url, generator=torch.Generator().manual_seed(3))
+    ours.extend(Envs("flat").steps(50))
+    sizes = (4, 8, 4)  # draws of another size begin with another seed
+    state = ours.state_dict()
+    expected = [ours.sample(n)["index"].tolist() for n in sizes]
+    again = SQLReplayBuffer(schema_url)
+    again.load_state_dict(state)
+    assert [again.sample(n)["index"].tolist() for n in sizes] == expected
+    middle = ours.state_dict()
+    expected = [ours.sample(n)["index"].tolist() for n in sizes]
+    again.load_state_dict(middle)
+    assert [again.sample(n)["index"].tolist() for n in sizes] == expected
+
+
+def test_a_closed_buffer_stores_but_gives_no_draws_until_it_is_opened_again(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=4)
+    envs = Envs("flat")
+    ours.extend(envs.steps(10))
+    ours.sample()
+    ours.close()
+    ours.extend(envs.steps(10))
+    more = envs.steps(10)
+    more["loc"] = torch.rand(10)
+    ours.extend(more)  # opens the underlying buffer again, for the entry
+    assert len(ours) == ours.buffer.stats().inserted == 30
+    for draw in (ours.sample, lambda: ours[:], lambda: ours.buffer.sample_arrays(4)):
+        with pytest.raises(BufferConfigError, match=r"buffer 'default' is closed.*open it again"):
+            draw()
+    ours.close()
+    assert pickle.loads(pickle.dumps(ours)).sample().batch_size == (4,)
+    with SQLReplayBuffer(schema_url, batch_size=30) as again:
+        assert again.sample()["loc"].shape == (30,)
+    never = SQLReplayBuffer(schema_url, "never")
+    never.close()
+    with pytest.raises(BufferConfigError, match="is closed"):
+        never.sample(2)
+    never.extend(envs.steps(2))
+    with pytest.raises(BufferConfigError, match="is closed"):
+        never.buffer.sample_arrays(2)
+
+
+def test_a_batch_may_lack_errors_that_came_later(schema_url):
+    ours = SQLReplayBuffer(schema_url, alpha=1.0, beta=0.5, batch_size=4)
+    envs = Envs("flat")
+    ours.extend(envs.steps(5))
+    second = envs.steps(5)
+    second["td_error"] = torch.full((5,), 3.0)
+    ours.extend(second)
+    ours.extend(envs.steps(5))  # the largest priority so far
+    priorities = ours.buffer.sample_arrays(200, sampler=PrioritizedSampler(seed=0))
+    of = dict(zip(priorities.seq.tolist(), priorities.priorities.tolist(), strict=True))
+    assert [round(of[seq], 3) for seq in range(1, 16)] == [1.0] * 5 + [3.0] * 10
+
+
 def test_the_generator_of_torch_repeats_draws(schema_url):
     ours = SQLReplayBuffer(schema_url, batch_size=16)
     ours.extend(Envs("flat").steps(50))
@@ -328,7 +447,8 @@ def test_threads_draw_ahead(schema_url):
     numbers = {seq for _ in range(40) for seq in ours.sample()["index"].tolist()}
     assert len(numbers) == 50
     ours.close()
-    assert ours.sample().batch_size == (16,)
+    with pytest.raises(BufferConfigError, match="is closed"):  # what was drawn ahead too
+        ours.sample()
     ours.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         ours.sample()

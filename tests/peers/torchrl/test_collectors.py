@@ -172,8 +172,8 @@ def test_environments_that_come_in_any_order_have_episodes_of_their_own(schema_u
     for _ in collector:
         pass
     collector.shutdown()
-    ours.close()
     stored = ours[:]
+    ours.close()
     n_done = int(stored["next", "done"].sum())
     ((status, n, total),) = run(schema_url, EPISODES)
     assert (status, total) == ("complete", 240)
