@@ -36,10 +36,11 @@ test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a 
 test-rest: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that `make test` leaves out
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/storage/plans --part rest $(ARGS)
 	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/storage/plans $(OF_OTHERS) --part rest $(ARGS)
-	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal tests/peers $(ARGS)
+	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal --ignore tests/peers/nightly tests/peers $(ARGS)
 
-test-nightly: $(VENV)/.installed-test ## run the tests on very many rows
+test-nightly: $(VENV)/.installed-test $(PEERS)/.installed ## run the tests on very many rows, and slow examples
 	$(BIN)/python -m pytest tests/nightly $(ARGS)
+	$(PEERS)/bin/python -m pytest tests/peers/nightly $(ARGS)
 
 # Types of other libraries too: those that the journeys of tests/journeys import.
 check: $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed-torch ## check formatting, lint, types and layers

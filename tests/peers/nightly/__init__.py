@@ -1,0 +1,1 @@
+"""Examples with other libraries that take minutes; `make test-nightly` runs them."""
