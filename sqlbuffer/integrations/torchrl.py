@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
 from sqlbuffer.config import OpenerSettings
+from sqlbuffer.display import shown
 from sqlbuffer.errors import (
     ArgumentError,
     BufferConfigError,
@@ -738,6 +739,7 @@ class SQLReplayBuffer(StartsInEachProcess, TensorDictReplayBuffer):  # type: ign
         if draws.slice_len is not None:
             n_items, options["length"] = _n_slices(n, draws.slice_len), draws.slice_len
         if draws.n_steps > 1:
+            entries.check_n_steps()
             options |= {
                 "n_step": draws.n_steps,
                 "gamma": draws.gamma,
@@ -822,6 +824,11 @@ class SQLReplayBuffer(StartsInEachProcess, TensorDictReplayBuffer):  # type: ign
             raise FieldError("the buffer has no priorities; open it with alpha=... and beta=...")
         seqs = torch.as_tensor(index).reshape(-1).cpu().numpy()
         values = torch.as_tensor(priority).detach().reshape(-1).cpu().numpy()
+        if len(values) not in (1, len(seqs)):
+            raise FieldError(
+                f"priority: expected {len(seqs)} numbers, one for each index, or one for all; got "
+                f"{len(values)}"
+            )
         target: Any = buffer if self._mirror is None else self._mirror
         target.update_priorities(seqs, np.broadcast_to(values, seqs.shape), self._eps)
 
@@ -875,7 +882,13 @@ class SQLReplayBuffer(StartsInEachProcess, TensorDictReplayBuffer):  # type: ign
         else:
             numbers = torch.as_tensor(index)
             seqs = numbers.reshape(-1).tolist()
-            batch = buffer.sample_arrays(len(seqs), sampler=_These(seqs))
+            try:
+                batch = buffer.sample_arrays(len(seqs), sampler=_These(seqs))
+            except InsufficientDataError:
+                raise InsufficientDataError(
+                    f"the buffer does not have all steps of {shown(index)}: a step has the number "
+                    f"that extend() returned, the entry `index` of a draw, and no position"
+                ) from None
             data = entries.tensordict(batch, tuple(numbers.shape), self._device)
         return self._transform(data) if len(self._transform) else data
 

@@ -186,6 +186,22 @@ class StepEntries:
     def _is_after(self, entry: Entry) -> bool:
         return entry.is_field and entry.key[0] == AFTER and entry.key not in self.flags.values()
 
+    def check_n_steps(self) -> None:
+        """Raise FieldError if there is a reward that transitions of several steps do not add up."""
+        others = [
+            entry.key
+            for entry in self.entries
+            if entry.key[0] == AFTER
+            and entry.key[-1] == "reward"
+            and entry.key != self.flags.get("reward")
+        ]
+        if others:
+            raise FieldError(
+                f"n_steps: the returns of several steps are those of ('next', 'reward'), of one "
+                f"number, and the steps have {_shown(others[0])} too; draw with n_steps=1, and add "
+                f"up with TorchRL's MultiStepTransform(.., reward_keys=..) before extend"
+            )
+
     def sequences(self) -> list[str]:
         """Return the names that transitions of several steps need of each step."""
         reward = self.name_of(self.flags.get("reward"))

@@ -238,6 +238,25 @@ def test_priorities_are_refused_where_there_are_none():
         with_priorities.update_tensordict_priority(drawn)
 
 
+def test_wrong_indices_and_priorities_say_what_is_expected(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=4, alpha=0.6, beta=0.4)
+    numbers = ours.extend(Envs("flat").steps(6))
+    with pytest.raises(FieldError, match="priority: expected 6 numbers, one for each index"):
+        ours.update_priority(numbers, torch.rand(5))
+    ours.update_priority(numbers, 0.5)
+    with pytest.raises(InsufficientDataError, match="and no position"):
+        assert ours[0]
+
+
+def test_rewards_of_agents_are_not_added_up_over_several_steps(schema_url):
+    ours = SQLReplayBuffer(schema_url, batch_size=4, n_steps=3, gamma=1.0)
+    steps = Envs("flat").steps(6)
+    steps["next", "agents", "reward"] = torch.ones(6, 2, 1)
+    ours.extend(steps)
+    with pytest.raises(FieldError, match=r"have \('next', 'agents', 'reward'\) too"):
+        ours.sample()
+
+
 def test_episodes_go_on_after_a_part_of_them_was_evicted(schema_url):
     ours = SQLReplayBuffer(schema_url, max_capacity=20)
     envs = Envs("flat", 2, seed=5)
