@@ -104,7 +104,7 @@ def import_arrays(
         FieldError: An array is missing, has another length or a value that cannot be stored, or the
             buffer has other fields.
         FileImportError: There is no such file, it is damaged, or the buffer has other episodes with
-            the ids, or the last one as an earlier import has cut it.
+            the ids, or an earlier import has cut an episode that is longer now.
         InsufficientDataError: The arrays have no rows.
         MissingExtraError: The file is HDF5, and h5py is not installed.
         StorageUnreachableError: The database does not answer.
@@ -194,8 +194,12 @@ def import_source(
         target = stack.enter_context(import_target(buffer, url, name, settings, counts))
         task = options.task_id or source.task_id
         stores = [
-            _LaneStore(target, counts, options, source.name, task, lane.agent_id) for lane in lanes
-        ]
+            _LaneStore(
+                target, counts, options, source.name, task, lane.agent_id or options.agent_id,
+                lane.agent_id or "",
+            )
+            for lane in lanes
+        ]  # fmt: skip
         for number, part in _parts(
             source, lanes, plan, findings, options, declared, store_next=store_next
         ):
@@ -384,7 +388,8 @@ class _LaneStore:
         options: See `import_arrays`.
         source: Name of the arrays, for messages.
         task: Task of the episodes.
-        agent: The agent of the lane; None for that of the options.
+        agent: The agent.
+        lane: What tells the ids of this lane from those of others; empty if it is the only one.
     """
 
     buffer: ReplayBuffer
@@ -392,7 +397,8 @@ class _LaneStore:
     options: ArrayOptions
     source: str
     task: str
-    agent: str | None
+    agent: str
+    lane: str
     _beginnings: Counter[bytes] = field(default_factory=Counter)
     _id: str = ""
     _writer: EpisodeWriter | None = None
@@ -430,11 +436,11 @@ class _LaneStore:
         self.counts.add(part.n_steps, stored, self.options.ids, where)
 
     def _made_id(self, part: EpisodePart) -> str:
-        """Return the id of an episode: the hash of its first step and of the lane's agent, and a
-        number for others of the lane that begin in the same way. So an open episode is known again
+        """Return the id of an episode: the hash of its first step and of its lane, and a number
+        for others of the lane that begin in the same way. So an open episode is known again
         when it is longer, and however many steps other lanes have.
         """
-        digest = blake2b((self.agent or "").encode(), digest_size=8)
+        digest = blake2b(self.lane.encode(), digest_size=8)
         for name, spec in sorted(self.buffer.fields.items()):
             if name in part.columns:
                 digest.update(spec.cast(part.columns[name][0]).tobytes())
@@ -448,8 +454,8 @@ class _LaneStore:
         writer = self.buffer._writer
         episode = writer.encoded_episode(
             part.columns, episode_id=self._id, task_id=self.task, group_id=None, parent_id=None,
-            keys={"agent_id": self.agent or self.options.agent_id}, final=part.final,
-            episode_reward=None, casting="same_kind", meta={},
+            keys={"agent_id": self.agent}, final=part.final, episode_reward=None,
+            casting="same_kind", meta={},
         )  # fmt: skip
         stored = writer.store(episode)
         if not stored.conflicts:
@@ -459,7 +465,7 @@ class _LaneStore:
         is_longer = held.n_steps < part.n_steps
         self._is_cut = is_longer and held.is_truncated and self._has_same(part)
         # The buffer has no steps after the end of a shorter episode.
-        ids = [f"{self._id}/{t}" for t in held.steps]
+        ids = {f"{self._id}/{t}" for t in held.steps}
         in_both = tuple(known for known in stored.conflicting_ids if known in ids)
         return replace(stored, conflicting_ids=in_both or stored.conflicting_ids)
 
@@ -510,8 +516,7 @@ class _LaneStore:
         """Return the writer of the episode; None: it is complete."""
         self._n_before = self._n_given = 0
         try:
-            agent = self.agent or self.options.agent_id
-            writer = self.buffer.episode(self.task, agent, episode_id=self._id, resume=True)
+            writer = self.buffer.episode(self.task, self.agent, episode_id=self._id, resume=True)
         except EpisodeEndedError:
             held = self._held()
             # Without its steps, it is as long as that of the arrays.
