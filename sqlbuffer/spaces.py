@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
@@ -460,7 +460,7 @@ def is_parallel(env: Any) -> bool:
 
 def agent_field(kind: str, agent: Any) -> str:
     """Return the name of an agent's field, such as `reward_<agent>`."""
-    return _part_name(kind, agent)
+    return part_name(kind, agent)
 
 
 def agent_fields(env: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -514,11 +514,27 @@ def _check_distinct(names: Iterator[str]) -> None:
         seen.add(name)
 
 
-def _part_name(name: str, key: Any) -> str:
-    """Return the name of the field of a part."""
+def part_name(name: str, key: Any) -> str:
+    """Return the name of the field of a part of a space, such as a key of a Dict space.
+
+    Example:
+        >>> part_name("obs", "front camera")
+        'obs_front_camera'
+    """
     letters = (c if f"a{c}".isidentifier() else "_" for c in str(key))
     part = f"{name}_{''.join(letters)}"
     return f"{part}_" if part.endswith("_lens") else part  # that of the lengths in a batch
+
+
+def part_names(name: str, keys: Iterable[Any]) -> dict[Any, str]:
+    """Return the names of the fields of all parts of a space, by their keys.
+
+    Raises:
+        FieldError: Two of them are the same.
+    """
+    names = {key: part_name(name, key) for key in keys}
+    _check_distinct(iter(names.values()))
+    return names
 
 
 def _tree_of(name: str, node: Node) -> Any:
@@ -543,10 +559,10 @@ def _tree_of(name: str, node: Node) -> Any:
 def _tree(name: str, node: Node, at: SpaceField) -> Any:
     kind = node["type"]
     if kind == "Dict":
-        return {key: _tree(_part_name(name, key), p, _in(at, key)) for key, p in node["spaces"]}
+        return {key: _tree(part_name(name, key), p, _in(at, key)) for key, p in node["spaces"]}
     if kind == "Tuple":
         parts = enumerate(node["spaces"])
-        return tuple(_tree(_part_name(name, i), part, _in(at, i)) for i, part in parts)
+        return tuple(_tree(part_name(name, i), part, _in(at, i)) for i, part in parts)
     if kind in ("Sequence", "Graph") and at.is_variable:
         raise FieldError(
             f"field {name!r}: a space {kind} inside a Sequence or Graph has two lengths that vary; "
@@ -683,11 +699,11 @@ class _NodeMaker:
                     f"NUL and surrogates nor an integer; rename it"
                 )
         parts = space.spaces.items()
-        return {"spaces": [[key, self.node(_part_name(name, key), part)] for key, part in parts]}
+        return {"spaces": [[key, self.node(part_name(name, key), part)] for key, part in parts]}
 
     def _tuple(self, name: str, space: Any) -> Node:
         parts = enumerate(space.spaces)
-        return {"spaces": [self.node(_part_name(name, i), part) for i, part in parts]}
+        return {"spaces": [self.node(part_name(name, i), part) for i, part in parts]}
 
     def _sequence(self, name: str, space: Any) -> Node:
         stack = {"stack": True} if space.stack else {}

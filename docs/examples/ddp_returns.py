@@ -51,7 +51,7 @@ def latest(folder: Path, rank: int, world: int) -> dict | None:
     """Return the newest checkpoint that all ranks have."""
     steps = sorted({path.name[:11] for path in folder.glob("step-*.pt")}, reverse=True)
     for step in steps:
-        paths = [folder / f"{step}-rank-{each}.pt" for each in range(world)]
+        paths = [folder / f"{step}-rank-{rank}.pt" for rank in range(world)]
         if all(path.exists() for path in paths):
             return torch.load(paths[rank], weights_only=True)
     return None

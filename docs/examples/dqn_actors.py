@@ -141,9 +141,9 @@ class Learner:
         with torch.no_grad():
             best = self._online(tensors["next_obs"]).argmax(1, keepdim=True)
             following = self._target(tensors["next_obs"]).gather(1, best)[:, 0]
-            wanted = tensors["reward"] + tensors["discount"] * following
-        found = self._online(tensors["obs"]).gather(1, tensors["action"][:, None])[:, 0]
-        loss = torch.nn.functional.smooth_l1_loss(found, wanted)
+            targets = tensors["reward"] + tensors["discount"] * following
+        values = self._online(tensors["obs"]).gather(1, tensors["action"][:, None])[:, 0]
+        loss = torch.nn.functional.smooth_l1_loss(values, targets)
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._online.parameters(), 10.0)
@@ -238,7 +238,7 @@ def run(args: argparse.Namespace) -> int:
         settings = [
             (args.url, learner.weights, plan, i, args.actors, stop) for i in range(args.actors)
         ]
-        actors = [context.Process(target=play, args=each, daemon=True) for each in settings]
+        actors = [context.Process(target=play, args=one, daemon=True) for one in settings]
         for actor in actors:
             actor.start()
         try:

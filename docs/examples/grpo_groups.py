@@ -211,14 +211,14 @@ def run(url: str, folder: Path, n_groups: int) -> None:
         process(target=play, args=(url, folder, "player-1", False)),
         process(target=judge, args=(url, n_groups * SIBLINGS)),
     ]
-    for each in others:
-        each.start()
+    for other in others:
+        other.start()
     for dies_at in (2, None):
         trainer = process(target=train, args=(url, folder, n_steps, dies_at))
         trainer.start()
         trainer.join()
-    for each in others:
-        each.join()
+    for other in others:
+        other.join()
 
 
 if __name__ == "__main__":

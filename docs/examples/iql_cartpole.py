@@ -68,13 +68,13 @@ class IQL:
     def update(self, batch) -> float:
         action = batch.action[:, None]
         with torch.no_grad():
-            wanted = batch.reward + batch.discount * self.value(batch.next_obs)[:, 0]
+            targets = batch.reward + batch.discount * self.value(batch.next_obs)[:, 0]
             quality = self.target(batch.obs).gather(1, action)[:, 0]
         value = self.value(batch.obs)[:, 0]
         advantage = quality - value
         weight = torch.where(advantage > 0, EXPECTILE, 1 - EXPECTILE)
         value_loss = (weight * advantage**2).mean()
-        q_loss = nn.functional.mse_loss(self.q(batch.obs).gather(1, action)[:, 0], wanted)
+        q_loss = nn.functional.mse_loss(self.q(batch.obs).gather(1, action)[:, 0], targets)
         log_probability = self.actor(batch.obs).log_softmax(1).gather(1, action)[:, 0]
         importance = (BETA * advantage.detach()).exp().clamp(max=MOST_WEIGHT)
         actor_loss = -(importance * log_probability).mean()

@@ -117,7 +117,7 @@ def train(url: str, n_collectors: int, n_updates: int) -> list[float]:
     collectors = [Collector.remote(url, i) for i in range(n_collectors)]
     version, weights = ray.get(learner.learn.remote(0))
     learning = learner.learn.remote(20)
-    playing = [each.play.remote(weights, version, 1.0) for each in collectors]
+    playing = [collector.play.remote(weights, version, 1.0) for collector in collectors]
     returns, is_killed = [], False
     while version < n_updates:
         (done,), _ = ray.wait([learning, *playing], num_returns=1)
@@ -135,7 +135,7 @@ def train(url: str, n_collectors: int, n_updates: int) -> list[float]:
             ray.kill(collectors[number], no_restart=False)  # Ray plays its episode again
             print(f"killed collector {number} while it played; Ray restarts it")
     ray.get([learning, *playing])
-    ray.get([each.close.remote() for each in collectors])
+    ray.get([collector.close.remote() for collector in collectors])
     return returns
 
 

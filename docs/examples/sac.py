@@ -72,7 +72,7 @@ targets = copy.deepcopy(critics)
 log_alpha = torch.zeros(1, requires_grad=True)
 parameters = (actor.parameters(), critics.parameters(), [log_alpha])
 actor_optimizer, critic_optimizer, alpha_optimizer = (
-    torch.optim.Adam(each, lr=args.learning_rate) for each in parameters
+    torch.optim.Adam(group, lr=args.learning_rate) for group in parameters
 )
 
 buffer = ReplayBuffer(

@@ -33,7 +33,7 @@ from sqlbuffer.integrations.training_buffers import (
 )
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
-from sqlbuffer.spaces import NEXT
+from sqlbuffer.spaces import NEXT, part_names
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
@@ -110,7 +110,7 @@ class StepFields:
         if isinstance(space, spaces.Dict):
             parts = tuple(
                 ObservationPart(key, field, tuple(shapes[key]), np.dtype(space[key].dtype))
-                for key, field in _field_names(shapes)
+                for key, field in part_names(OBS, shapes).items()
             )
         else:
             parts = (ObservationPart(None, OBS, tuple(shapes), np.dtype(space.dtype)),)
@@ -204,19 +204,6 @@ class StepFields:
             f"{what}: expected shape {(self.n_envs, *shape)}, of n_envs={self.n_envs}, got "
             f"{array.shape}; give a step of each environment"
         )
-
-
-def _field_names(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each key of a Dict space and its field: its own name where a field can have it."""
-    used = set()
-    for i, key in enumerate(keys):
-        name = f"{OBS}_{key}"
-        if not name.isidentifier() or name.endswith("_lens"):
-            name = f"{OBS}_{i}"
-        while name in used:
-            name += "_"
-        used.add(name)
-        yield key, name
 
 
 _OWN = {

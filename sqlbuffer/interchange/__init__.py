@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlbuffer.interchange.arrays.exporting import export_arrays
     from sqlbuffer.interchange.arrays.importing import import_arrays
-    from sqlbuffer.interchange.arrays.memory_buffers import (
+    from sqlbuffer.interchange.arrays.sb3_and_cpprb import (
         from_cpprb,
         from_sb3,
         to_cpprb,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _HOME = {
     "export_arrays": "arrays.exporting",
     "import_arrays": "arrays.importing",
-    **dict.fromkeys(("from_cpprb", "from_sb3", "to_cpprb", "to_sb3"), "arrays.memory_buffers"),
+    **dict.fromkeys(("from_cpprb", "from_sb3", "to_cpprb", "to_sb3"), "arrays.sb3_and_cpprb"),
     **dict.fromkeys(("AtifExport", "export_atif", "import_atif"), "atif"),
     **dict.fromkeys(("RolloutExport", "RolloutRows", "export_rollouts", "to_hf"), "hugging_face"),
     **dict.fromkeys(("export_jsonl", "insert_jsonl"), "jsonl"),

@@ -529,7 +529,8 @@ class ImportCounts:
         if stored.conflicts and ids.on_conflict == "error":
             named = ", ".join(map(repr, stored.conflicting_ids[:5]))
             raise FileImportError(
-                f"{where}: the buffer has other steps with {counted(stored.conflicts, 'id')} of "
+                f"{where}: the buffer has other steps with "
+                f"{counted(len(stored.conflicting_ids) or stored.conflicts, 'id')} of "
                 f"these: {named}; give prefix='run1/' (--prefix) to put a text before the ids, or "
                 f"on_conflict='skip' (--on-conflict skip) to leave such steps out; "
                 f"{counted(self.n_stored, 'step')} of the others are stored"

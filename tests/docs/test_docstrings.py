@@ -19,7 +19,7 @@ MODULES = [
     and not module.name.startswith(
         (
             "sqlbuffer.integrations.",
-            "sqlbuffer.interchange.arrays.memory_buffers",
+            "sqlbuffer.interchange.arrays.sb3_and_cpprb",
             "sqlbuffer.interchange.hugging_face",
             "sqlbuffer.interchange.minari",
         )

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def test_flat_arrays_are_imported_as_the_page_shows(read):
     page = read("docs/how-to/import-flat-arrays.md")
     assert len(page.names["buffer"]) == 1_000
     assert list(ReplayBuffer("copy.db", name="offline").fields) == ["obs", "action"]
+    # The attributes of an episode of d3rlpy 2.
+    episodes = [
+        SimpleNamespace(
+            observations=np.full((4, 2), i, np.float32), actions=np.zeros((4, 1), np.float32),
+            rewards=np.ones((4, 1), np.float32), terminated=i == 1,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    snippet = text_of("docs/how-to/import-flat-arrays.md").split("```text\n")[1].split("```")[0]
+    d3rlpy = {"dataset": SimpleNamespace(episodes=episodes)}
+    exec(snippet.replace("replay.db", "d3rlpy.db"), page.names | d3rlpy)
+    with ReplayBuffer("d3rlpy.db", name="offline") as buffer:
+        ends = [(row.exp_data.terminated, row.exp_data.truncated) for row in buffer][3::4]
+    assert ends == [(False, True), (True, False), (False, True)]
 
 
 def test_a_field_is_added_as_the_page_shows(read):

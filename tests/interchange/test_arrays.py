@@ -414,7 +414,7 @@ def without(*names: str) -> Arrays:
         ({**flat_arrays(), "images": np.array([{}] * 60)}, "Python objects, which only pickle"),
         ({**flat_arrays(), "dones": np.zeros(60)}, "say what it is with columns="),
         ({**flat_arrays(), "obs": np.zeros(60)}, "are both 'obs'"),
-        ({**flat_arrays(), "infos/a b": np.zeros(60)}, "name its field with columns="),
+        ({**flat_arrays(), "a b": np.zeros(60)}, "name its field with columns="),
         ({**flat_arrays(), "task_id": np.zeros(60)}, "buffers and batches use this name"),
         ({**flat_arrays(), "images": [[1], [1, 2]]}, "cannot be made an array of numpy"),
         ({**flat_arrays(), 3: np.zeros(60)}, "the name of an array is text, got 3"),
@@ -553,3 +553,64 @@ def test_wrong_arguments_are_named(sqlite_url: str) -> None:
         with pytest.raises(ArgumentError, match=rf"^{name} is .*, got "):
             export_arrays(**{"buffer": buffer, "path": "data.npz", name: value})
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+
+def test_longer_arrays_after_a_cut_are_told_to_keep_the_tail_open(schema_url: str) -> None:
+    arrays = {
+        "observations": np.arange(9.0), "actions": np.arange(9), "rewards": np.ones(9),
+        "terminals": np.zeros(9),
+    }  # fmt: skip
+    first = {name: values[:5] for name, values in arrays.items()}
+    import_arrays(schema_url, first)
+    ended = {**arrays, "terminals": np.arange(9) == 8}
+    for longer, tail in ((arrays, "cut"), (arrays, "open"), (ended, "drop"), (ended, "open")):
+        with pytest.raises(
+            FileImportError, match=r"first 5 steps of this .*tail='cut' .*arrays that grow need"
+        ):
+            import_arrays(schema_url, longer, tail=tail)  # type: ignore[arg-type]
+        report = import_arrays(schema_url, longer, tail=tail, on_conflict="skip")  # type: ignore[arg-type]
+        assert (report.n_stored, report.n_duplicates + report.n_conflicts) == (0, 9)
+        assert report.n_conflicts > 3
+    assert import_arrays(schema_url, first, tail="open").n_duplicates == 5
+    other = {**arrays, "actions": np.array([0, 1, 7, 3, 4, 5, 6, 7, 8])}
+    with pytest.raises(FileImportError, match=r"with 2 ids of these: '\w+/2', '\w+/4'; give pref"):
+        import_arrays(schema_url, other)
+
+
+def test_fields_that_are_named_like_next_observations_are_exported(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    fields = {"obs": "float32", "action": "int64", "next_observations_x": "int64"}
+    with ReplayBuffer(sqlite_url, fields=fields) as buffer:
+        columns = {"obs": [0, 1], "action": [0, 1], "next_observations_x": [3, 4]}
+        columns |= {"reward": [0.5, 1e-9], "truncated": [False, True]}
+        buffer.store_episode(columns, final={"obs": 2})
+        buffer.store_episode(columns)  # without the observation after its last step
+        arrays = export_arrays(buffer)
+        export_arrays(buffer, tmp_path / "out.npz")
+    assert arrays["next_observations_x"].tolist() == [3, 4, 3, 4]
+    assert arrays["rewards"].dtype == np.float64
+    assert "next_observations" not in arrays
+    with np.load(tmp_path / "out.npz") as file:
+        assert list(file) == list(arrays)
+        for name, values in arrays.items():
+            assert file[name].dtype == values.dtype
+            np.testing.assert_array_equal(file[name], values)
+
+
+@pytest.mark.parametrize("name", ["rewards", "timeouts", "next_observations"])
+def test_a_field_with_the_name_of_another_array_is_named(sqlite_url: str, name: str) -> None:
+    fields = {"obs": "float32", "action": "int64", name: "int64"}
+    with (
+        ReplayBuffer(sqlite_url, fields=fields) as buffer,
+        pytest.raises(FieldError, match=f"field '{name}' would be the array '{name}', which is"),
+    ):
+        export_arrays(buffer)
+
+
+def test_keys_become_fields_as_those_of_spaces_do(sqlite_url: str) -> None:
+    arrays = {**flat_arrays(), "observations/front camera": np.zeros(60), "infos/a.b": np.ones(60)}
+    del arrays["next_observations"]
+    import_arrays(sqlite_url, arrays)
+    fields = list(ReplayBuffer(sqlite_url).fields)
+    assert {"obs_front_camera", "info_a_b"} < set(fields)

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import ArgumentError, FieldError, FileImportError, InsufficientDataError
+from sqlbuffer.integrations.sb3 import SQLReplayBuffer
 from sqlbuffer.interchange import (
     export_arrays,
     from_cpprb,
@@ -341,7 +342,7 @@ def test_a_buffer_of_cpprb_without_next_observations_is_stored(sqlite_url: str) 
     assert list(ReplayBuffer(sqlite_url).fields) == ["obs", "action"]
 
 
-def test_memory_buffers_that_cannot_be_stored_are_named(sqlite_url: str) -> None:
+def test_replay_buffers_that_cannot_be_stored_are_named(sqlite_url: str) -> None:
     n_step = cpprb.ReplayBuffer(
         50, {**NAMES, "next_obs": {"shape": 3}},
         Nstep={"size": 3, "gamma": 0.9, "rew": "rew", "next": "next_obs"},
@@ -371,3 +372,100 @@ def test_memory_buffers_that_cannot_be_stored_are_named(sqlite_url: str) -> None
     assert to_sb3(buffer, memory) == 1  # what came after the last step is unknown
     with pytest.raises(ArgumentError, match=r"^replay_buffer.n_envs is 1"):
         to_sb3(buffer, SB3ReplayBuffer(50, BOX, Walk.action_space, "cpu", n_envs=2))
+
+
+def walked(memory: Any, n: int, seed: int) -> None:
+    """Add n steps of environments whose episodes begin alike."""
+    rng = np.random.default_rng(seed)
+    n_envs = memory.n_envs
+    t = np.zeros(n_envs) if memory.pos == 0 else memory.next_observations[memory.pos - 1, :, 0]
+    t = t if memory.pos == 0 else np.where(memory.dones[memory.pos - 1], 0, t)
+    for _ in range(n):
+        dones = (t > 0) & (rng.random(n_envs) < 0.3)
+        memory.add(t[:, None], t[:, None] + 1, np.zeros(n_envs), np.zeros(n_envs), dones,
+                   [{}] * n_envs)  # fmt: skip
+        t = np.where(dones, 0, t + 1)
+
+
+@pytest.mark.parametrize("tail", ["open", "drop"])
+def test_environments_whose_episodes_begin_alike_are_stored_again_and_again(
+    sqlite_url: str, tail: Any
+) -> None:
+    space = spaces.Box(0, 99, (1,), np.float32)
+    memory = SB3ReplayBuffer(600, space, Walk.action_space, "cpu", n_envs=3)
+    for seed in range(5):
+        walked(memory, 13, seed)
+        report = from_sb3(memory, sqlite_url, tail=tail)
+        assert report.n_conflicts == 0
+        again = from_sb3(memory, sqlite_url, tail=tail)
+        assert (again.n_stored, again.n_conflicts) == (0, 0)
+    from_sb3(memory, sqlite_url)
+    with ReplayBuffer(sqlite_url) as buffer:
+        assert len(buffer) == 5 * 13 * 3
+        stored: dict[tuple[str, str], list[float]] = {}
+        for row in buffer:
+            episode = stored.setdefault((row.exp_meta.agent_id, row.exp_meta.episode_id), [])
+            episode.append(float(row.fields["obs"][0]))
+    assert all(steps == [*range(len(steps))] for steps in stored.values())
+    starts = (memory.observations[: memory.pos] == 0).sum(0)[:, 0]
+    assert [sum(agent == f"env-{i}" for agent, _ in stored) for i in range(3)] == starts.tolist()
+
+
+def test_a_replay_buffer_with_more_steps_than_were_cut_is_named(sqlite_url: str) -> None:
+    memory = SB3ReplayBuffer(100, spaces.Box(0, 99, (1,)), Walk.action_space, "cpu")
+    for n in (1, 2):
+        memory.add(np.full((1, 1), n), np.full((1, 1), n + 1), np.zeros(1), np.zeros(1),
+                   np.array([False]), [{}])  # fmt: skip
+        if n == 1:
+            from_sb3(memory, sqlite_url)
+    with pytest.raises(FileImportError, match="arrays that grow need tail='open'"):
+        from_sb3(memory, sqlite_url)
+
+
+KEYS = spaces.Dict({
+    "front camera": spaces.Box(0, 255, (2, 2), np.uint8), "a/b": spaces.Box(-1, 1, (3,)),
+    "größe": spaces.Box(0, 9, ()), "x_lens": spaces.Box(-9, 9, (1,)), "3": spaces.Discrete(4),
+    "obs_x": spaces.MultiBinary(3),
+})  # fmt: skip
+
+
+def test_keys_of_observations_become_the_same_fields_everywhere(sqlite_url: str) -> None:
+    memory = collected(KEYS, 1, 50, 40)
+    from_sb3(memory, sqlite_url, "from_sb3")
+    declared = fields_from_env(Walk(KEYS))
+    ours = SQLReplayBuffer(50, KEYS, Walk.action_space, "cpu", url=sqlite_url, name="sql")
+    for i in range(40):
+        obs, after = (
+            {key: values[i] for key, values in observations.items()}
+            for observations in (memory.observations, memory.next_observations)
+        )
+        infos = [{"TimeLimit.truncated": bool(memory.timeouts[i, 0])}]
+        ours.add(obs, after, memory.actions[i], memory.rewards[i], memory.dones[i], infos)
+    ours.close()
+    with (
+        ReplayBuffer(sqlite_url, "from_sb3", **declared) as one,
+        ReplayBuffer(sqlite_url, "sql") as other,
+    ):
+        names = set(declared["observation_fields"])
+        assert set(one.observation_fields) == set(other.observation_fields) == names
+        assert "obs_front_camera" in names
+        for buffer in (one, other):
+            again = DictReplayBuffer(50, KEYS, Walk.action_space, "cpu")
+            n = to_sb3(buffer, again)
+            assert n >= 39  # the last episode of the second one has no end
+            for name in ("observations", "next_observations"):
+                for key, values in getattr(memory, name).items():
+                    np.testing.assert_array_equal(getattr(again, name)[key][:n], values[:n])
+            np.testing.assert_array_equal(again.actions[:n], memory.actions[:n])
+
+
+def test_keys_that_would_be_one_field_are_refused(sqlite_url: str) -> None:
+    both = spaces.Dict({"a b": spaces.Box(0, 1, (1,)), "a_b": spaces.Box(0, 1, (1,))})
+    with pytest.raises(FieldError, match="two parts of the space would be the field"):
+        SQLReplayBuffer(50, both, Walk.action_space, "cpu", url=sqlite_url)
+    memory = collected(both, 1, 50, 20)
+    with pytest.raises(FieldError, match=r"are both 'obs_a_b'; leave one of them"):
+        from_sb3(memory, sqlite_url)
+    columns = {"observations/a b": "obs_first", "next_observations/a b": "next_obs_first"}
+    assert from_sb3(memory, sqlite_url, columns=columns).n_stored == 20
+    assert list(ReplayBuffer(sqlite_url).observation_fields) == ["obs_first", "obs_a_b"]

@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 
 from sqlbuffer.interchange import hugging_face, minari
-from sqlbuffer.interchange.arrays import memory_buffers
+from sqlbuffer.interchange.arrays import sb3_and_cpprb
 from tests.docs import test_api_pages, test_method_docs
 
 
-@pytest.mark.parametrize("module", [hugging_face, memory_buffers, minari])
+@pytest.mark.parametrize("module", [hugging_face, sb3_and_cpprb, minari])
 def test_examples_in_docstrings_run(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from sqlbuffer.interchange.output import ExportReport, WorkPlace, is_full, make_
 from sqlbuffer.interchange.streams import BufferStream, WholeEpisode, WholeEpisodes, chosen_columns
 from sqlbuffer.spaces import NEXT
 
+REWARDS = "rewards"
 FORMATS = ("npz", "hdf5")
 _BY_SUFFIX = {".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5"}
 
@@ -46,38 +47,42 @@ class FlatRows(NamedTuple):
     """The rows of an episode.
 
     Attributes:
-        arrays: The flat arrays by their names.
+        arrays: The flat arrays by their names, next observations that are fields among them.
+        following: The observations of the next steps, by the names of their arrays. That after the
+            last step is that step's own observation if it is unknown.
         has_next: Whether the observation after the last step is known.
     """
 
     arrays: Arrays
+    following: Arrays
     has_next: bool
+
+    @property
+    def whole(self) -> Arrays:
+        """All arrays."""
+        return {**self.arrays, **self.following}
 
 
 def flat_rows(
     episode: WholeEpisode, observations: tuple[str, ...], fields: Sequence[str]
 ) -> FlatRows:
-    """Return the rows of an episode as flat arrays; next observations are among them.
-
-    The observation after the last step is that step's own observation if it is unknown.
-    """
+    """Return the rows of an episode as flat arrays."""
     arrays = {array_name(name, observations): episode.arrays[name] for name in fields}
-    arrays["rewards"] = episode.arrays["reward"]
+    arrays[REWARDS] = episode.arrays["reward"]
     arrays["terminals"] = episode.arrays["terminated"]
     arrays["timeouts"] = episode.arrays["truncated"]
     if not (episode.arrays["terminated"][-1] or episode.arrays["truncated"][-1]):
         # It was ended by a call: flat arrays have no other mark for this.
         arrays["timeouts"] = np.append(arrays["timeouts"][:-1], True)
-    has_next = True
+    following = {}
     for name in observations:
-        of_next = array_name(NEXT + name, observations)
-        if of_next in arrays or name not in fields:
+        if NEXT + name in fields or name not in fields:
             continue
         values = episode.arrays[name]
         last = values[-1] if episode.final is None else episode.final[name]
-        has_next = episode.final is not None
-        arrays[of_next] = np.concatenate([values[1:], np.asarray(last)[None]])
-    return FlatRows(arrays, has_next)
+        after = np.concatenate([values[1:], np.asarray(last)[None]])
+        following[array_name(NEXT + name, observations)] = after
+    return FlatRows(arrays, following, not following or episode.final is not None)
 
 
 def whole_episodes(
@@ -100,8 +105,25 @@ def whole_episodes(
                 f"field {name!r} is {specs[name]}, and flat arrays have rows of one shape; choose "
                 f"the others with columns=[...] (--columns)"
             )
+    _check_distinct(fields, tuple(buffer.observation_fields))
     stream = BufferStream(buffer, condition, fields=fields)
     return stream, fields, lambda opened: iter(WholeEpisodes(opened, on_progress))
+
+
+def _check_distinct(fields: Sequence[str], observations: tuple[str, ...]) -> None:
+    """Raise FieldError if two arrays would have one name."""
+    taken = {REWARDS: "the reward", "terminals": "terminated", "timeouts": "truncated"}
+    for name in observations:
+        if name in fields and NEXT + name not in fields:
+            taken[array_name(NEXT + name, observations)] = f"the next {name!r}"
+    for field in fields:
+        name = array_name(field, observations)
+        if name in taken:
+            raise FieldError(
+                f"field {field!r} would be the array {name!r}, which is that of {taken[name]}; "
+                f"choose the others with columns=[...] (--columns)"
+            )
+        taken[name] = f"field {field!r}"
 
 
 @overload
@@ -182,7 +204,10 @@ def export_arrays(
     stream, fields, read = whole_episodes(buffer, condition, columns, on_progress)
     if path is None:
         with stream:
-            return _in_memory(_rows(buffer, stream, fields, read))
+            gathered = _Gathered(None)
+            for rows in _rows(buffer, stream, fields, read):
+                gathered.add(rows)
+            return {name: np.concatenate([*rows]) for name, _, _, rows in gathered.columns()}
     target = checked_path(path, "path", "the path of a file to make, or None for a dict")
     kind = format or format_of_path(target)
     if kind is None:
@@ -192,18 +217,18 @@ def export_arrays(
         )
     write = _write_npz if kind == "npz" else _hdf5_writer(target)
     with _work_folder(target, overwrite) as folder, stream:
-        spool = _Spool(folder)
+        gathered = _Gathered(folder)
         for rows in _rows(buffer, stream, fields, read):
-            spool.add(rows)
+            gathered.add(rows)
         whole = folder / "whole"
-        write(whole, spool, compress)
+        write(whole, gathered, compress)
         with whole.open("rb+") as file:
             os.fsync(file.fileno())
         n_bytes = whole.stat().st_size
         whole.replace(target)
     return ExportReport(
-        f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, spool.n_rows,
-        spool.n_episodes, 1, n_bytes, time.monotonic() - began_at,
+        f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, gathered.n_rows,
+        gathered.n_episodes, 1, n_bytes, time.monotonic() - began_at,
     )  # fmt: skip
 
 
@@ -224,20 +249,106 @@ def _rows(
         )
 
 
-def _in_memory(rows: Iterator[FlatRows]) -> Arrays:
-    parts: dict[str, list[NDArray[Any]]] = {}
-    has_next = True
-    for arrays, is_known in rows:
-        has_next = has_next and is_known
-        for name, values in arrays.items():
-            if has_next or not name.startswith("next_observations"):
-                parts.setdefault(name, []).append(values)
-    if not has_next:
-        parts = {n: part for n, part in parts.items() if not n.startswith("next_observations")}
-    whole = {name: np.concatenate(part) for name, part in parts.items()}
-    if _is_exact(whole["rewards"]):
-        whole["rewards"] = whole["rewards"].astype(np.float32)
-    return whole
+class _MemoryPieces:
+    """Rows of an array, in memory."""
+
+    def __init__(self) -> None:
+        self._pieces: list[NDArray[Any]] = []
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add rows."""
+        self._pieces.append(values)
+
+    def read(self) -> Iterator[NDArray[Any]]:
+        """Yield all rows."""
+        yield from self._pieces
+
+
+class _FilePieces:
+    """Rows of an array, as raw bytes in a file that is made with the first ones."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add rows."""
+        self._dtype, self._shape = values.dtype, values.shape[1:]
+        with self._path.open("ab") as file:
+            file.write(np.ascontiguousarray(values).data)
+
+    def read(self) -> Iterator[NDArray[Any]]:
+        """Yield all rows, and remove the file."""
+        row_bytes = int(np.prod(self._shape, dtype=int)) * self._dtype.itemsize
+        n_rows = max(1, PIECE_BYTES // row_bytes)
+        with self._path.open("rb") as file:
+            while raw := file.read(n_rows * row_bytes):
+                yield np.frombuffer(raw, self._dtype).reshape(-1, *self._shape)
+        self._path.unlink()
+
+
+class _FlatArray(NamedTuple):
+    """An array that grows.
+
+    Attributes:
+        dtype: Its dtype so far.
+        shape: Shape of a row.
+        pieces: Its rows.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pieces: _MemoryPieces | _FilePieces
+
+
+class _Gathered:
+    """Arrays of all episodes. Which of them there are, and whether rewards have float32, is known
+    at the end only.
+
+    Args:
+        folder: Folder of files for the rows; None keeps them in memory.
+
+    Attributes:
+        n_rows: Number of rows so far.
+        n_episodes: Number of episodes so far.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._arrays: dict[str, _FlatArray] = {}
+        self._following: set[str] = set()
+        self._has_next = self._is_exact = True
+        self.n_rows = self.n_episodes = 0
+
+    def add(self, rows: FlatRows) -> None:
+        """Add an episode."""
+        self.n_rows += len(rows.arrays[REWARDS])
+        self.n_episodes += 1
+        self._is_exact = self._is_exact and _is_exact(rows.arrays[REWARDS])
+        self._has_next = self._has_next and rows.has_next
+        self._following.update(rows.following)
+        for name, values in (rows.whole if self._has_next else rows.arrays).items():
+            if name not in self._arrays:
+                self._arrays[name] = _FlatArray(values.dtype, values.shape[1:], self._pieces())
+            self._arrays[name].pieces.add(values)
+
+    def _pieces(self) -> _MemoryPieces | _FilePieces:
+        if self._folder is None:
+            return _MemoryPieces()
+        return _FilePieces(self._folder / f"column-{len(self._arrays)}")
+
+    def columns(self) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], Iterator[Any]]]:
+        """Yield the name, dtype and shape of each array, and its rows in pieces."""
+        for name, (dtype, shape, pieces) in self._arrays.items():
+            if name in self._following and not self._has_next:
+                continue
+            if name == REWARDS and self._is_exact:
+                dtype = np.dtype(np.float32)
+            yield name, dtype, (self.n_rows, *shape), _cast(pieces.read(), dtype)
+
+
+def _cast(pieces: Iterator[NDArray[Any]], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    for piece in pieces:
+        yield piece.astype(dtype, copy=False)
 
 
 def _is_exact(rewards: NDArray[Any]) -> bool:
@@ -246,57 +357,10 @@ def _is_exact(rewards: NDArray[Any]) -> bool:
         return np.array_equal(rewards, rewards.astype(np.float32), equal_nan=True)
 
 
-class _Spool:
-    """Arrays in files of raw bytes, because their lengths are known at the end only.
-
-    Attributes:
-        n_rows: Number of rows so far.
-        n_episodes: Number of episodes so far.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._columns: dict[str, tuple[np.dtype[Any], tuple[int, ...], Path]] = {}
-        self._has_next = self._is_exact = True
-        self.n_rows = self.n_episodes = 0
-
-    def add(self, rows: FlatRows) -> None:
-        """Add an episode."""
-        self._has_next = self._has_next and rows.has_next
-        self.n_rows += len(rows.arrays["rewards"])
-        self.n_episodes += 1
-        self._is_exact = self._is_exact and _is_exact(rows.arrays["rewards"])
-        for name, values in rows.arrays.items():
-            if name not in self._columns:
-                path = self._folder / f"column-{len(self._columns)}"
-                self._columns[name] = values.dtype, values.shape[1:], path
-            with self._columns[name][2].open("ab") as file:
-                file.write(np.ascontiguousarray(values).data)
-
-    def columns(self) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], Iterator[Any]]]:
-        """Yield the name, dtype and shape of each array, and its rows in pieces."""
-        for name, (dtype, shape, path) in self._columns.items():
-            if name.startswith("next_observations") and not self._has_next:
-                continue
-            is_narrow = name == "rewards" and self._is_exact
-            shown = np.dtype(np.float32) if is_narrow else dtype
-            yield name, shown, (self.n_rows, *shape), self._pieces(path, dtype, shape, shown)
-
-    def _pieces(
-        self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], shown: np.dtype[Any]
-    ) -> Iterator[NDArray[Any]]:
-        row_bytes = int(np.prod(shape, dtype=int)) * dtype.itemsize
-        n_rows = max(1, PIECE_BYTES // row_bytes)
-        with path.open("rb") as file:
-            while raw := file.read(n_rows * row_bytes):
-                yield np.frombuffer(raw, dtype).reshape(-1, *shape).astype(shown, copy=False)
-        path.unlink()
-
-
-def _write_npz(path: Path, spool: _Spool, compress: bool) -> None:
+def _write_npz(path: Path, gathered: _Gathered, compress: bool) -> None:
     kind = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", kind) as archive:
-        for name, dtype, shape, pieces in spool.columns():
+        for name, dtype, shape, pieces in gathered.columns():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 header: dict[str, Any] = {
                     "descr": np.lib.format.dtype_to_descr(dtype),
@@ -308,7 +372,7 @@ def _write_npz(path: Path, spool: _Spool, compress: bool) -> None:
                     file.write(piece.data)
 
 
-def _hdf5_writer(target: Path) -> Callable[[Path, _Spool, bool], None]:
+def _hdf5_writer(target: Path) -> Callable[[Path, _Gathered, bool], None]:
     try:
         import h5py
     except ImportError:
@@ -316,10 +380,10 @@ def _hdf5_writer(target: Path) -> Callable[[Path, _Spool, bool], None]:
             f"export_arrays() needs h5py for {target}; run {install('hdf5')}"
         ) from None
 
-    def write(path: Path, spool: _Spool, compress: bool) -> None:
+    def write(path: Path, gathered: _Gathered, compress: bool) -> None:
         options: Mapping[str, Any] = {"compression": "gzip"} if compress else {}
         with h5py.File(path, "w") as file:
-            for name, dtype, shape, pieces in spool.columns():
+            for name, dtype, shape, pieces in gathered.columns():
                 dataset, start = file.create_dataset(name, shape, dtype, **options), 0
                 for piece in pieces:
                     dataset[start : start + len(piece)] = piece

@@ -1,14 +1,15 @@
 """Import flat arrays of transitions as whole episodes."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import merge
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from sqlbuffer.errors import (
     EpisodeEndedError,
     EpisodeExistsError,
     FieldError,
+    FileImportError,
     InsufficientDataError,
 )
 from sqlbuffer.fields import Fields, FieldSpec
@@ -35,7 +37,7 @@ from sqlbuffer.interchange.arrays.episodes import (
 from sqlbuffer.interchange.arrays.naming import REWARD, ArrayPlan, planned
 from sqlbuffer.interchange.arrays.sources import Columns, FlatSource, Lane, opened_source
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
-from sqlbuffer.interchange.output import ImportCounts, ImportIds, ImportReport
+from sqlbuffer.interchange.output import ImportCounts, ImportIds, ImportReport, counted
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import StoreResult
@@ -103,7 +105,7 @@ def import_arrays(
         FieldError: An array is missing, has another length or a value that cannot be stored, or the
             buffer has other fields.
         FileImportError: There is no such file, it is damaged, or the buffer has other episodes with
-            the ids.
+            the ids, or an earlier import has cut an episode that is longer now.
         InsufficientDataError: The arrays have no rows.
         MissingExtraError: The file is HDF5, and h5py is not installed.
         StorageUnreachableError: The database does not answer.
@@ -193,14 +195,16 @@ def import_source(
         target = stack.enter_context(import_target(buffer, url, name, settings, counts))
         task = options.task_id or source.task_id
         stores = [
-            _LaneStore(target, counts, options, source.name, task, lane.agent_id or agent)
-            for lane, agent in zip(lanes, [options.agent_id] * len(lanes), strict=True)
-        ]
-        occurrences: Counter[bytes] = Counter()
+            _LaneStore(
+                target, counts, options, source.name, task, lane.agent_id or options.agent_id,
+                lane.agent_id or "",
+            )
+            for lane in lanes
+        ]  # fmt: skip
         for number, part in _parts(
             source, lanes, plan, findings, options, declared, store_next=store_next
         ):
-            stores[number].store(part, occurrences)
+            stores[number].store(part)
             if options.on_progress is not None:
                 n_range = counts.n_steps if n_all is None else n_all
                 options.on_progress(counts.n_stored, counts.n_steps, range(n_range))
@@ -358,6 +362,23 @@ def _parts(
     return merge(*streams, key=lambda one: (one[1].stop, one[0]))
 
 
+class _Held(NamedTuple):
+    """What a buffer has of an episode.
+
+    Attributes:
+        steps: Its steps there.
+        is_truncated: Whether the last one is truncated.
+    """
+
+    steps: tuple[int, ...]
+    is_truncated: bool
+
+    @property
+    def n_steps(self) -> int:
+        """Length of the episode."""
+        return max(self.steps, default=-1) + 1
+
+
 @dataclass
 class _LaneStore:
     """Stores the episodes of one agent.
@@ -369,6 +390,7 @@ class _LaneStore:
         source: Name of the arrays, for messages.
         task: Task of the episodes.
         agent: The agent.
+        lane: What tells the ids of this lane from those of others; empty if it is the only one.
     """
 
     buffer: ReplayBuffer
@@ -377,17 +399,21 @@ class _LaneStore:
     source: str
     task: str
     agent: str
+    lane: str
+    _beginnings: Counter[bytes] = field(default_factory=Counter)
     _id: str = ""
     _writer: EpisodeWriter | None = None
     _n_before: int = 0
     _n_given: int = 0
     _is_other: bool = False
+    _has_cut_end: bool = False
+    _is_cut: bool = False
 
-    def store(self, part: EpisodePart, occurrences: Counter[bytes]) -> None:
+    def store(self, part: EpisodePart) -> None:
         """Store an episode, or the next part of one."""
         where = f"{self.source}, rows from {part.first:,} on"
         if part.is_begin:
-            self._id = self._made_id(part, occurrences)
+            self._id, self._is_cut = self._made_id(part), False
             if part.is_open and part.is_end and self.options.tail == "drop":
                 self.counts.n_steps += part.n_steps
                 self.counts.n_open += 1
@@ -399,20 +425,30 @@ class _LaneStore:
                 stored = self._appended(part)
         else:
             stored = self._appended(part)
+        if self._is_cut and self.options.ids.on_conflict == "error":
+            raise FileImportError(
+                f"{where}: episode {self._id!r} of the buffer has the first "
+                f"{counted(self._n_before, 'step')} of this one and is truncated there, as if an "
+                f"earlier import with tail='cut' had cut it; arrays that grow need tail='open' or "
+                f"'drop' (--tail open) from the first import on: import them like that into a new "
+                f"buffer. If it is another episode, give prefix='run1/' (--prefix); "
+                f"on_conflict='skip' (--on-conflict skip) leaves the longer one out"
+            )
         self.counts.add(part.n_steps, stored, self.options.ids, where)
 
-    def _made_id(self, part: EpisodePart, occurrences: Counter[bytes]) -> str:
-        """Return the id of an episode: the hash of its first step, and a number for others that
-        begin in the same way. So an open episode is known again when it is longer.
+    def _made_id(self, part: EpisodePart) -> str:
+        """Return the id of an episode: the hash of its first step and of its lane, and a number
+        for others of the lane that begin in the same way. So an open episode is known again
+        when it is longer, and however many steps other lanes have.
         """
-        digest = blake2b(digest_size=8)
+        digest = blake2b(self.lane.encode(), digest_size=8)
         for name, spec in sorted(self.buffer.fields.items()):
             if name in part.columns:
                 digest.update(spec.cast(part.columns[name][0]).tobytes())
         digest.update(part.columns[REWARD][:1].tobytes())
         key = digest.digest()
-        occurrences[key] += 1
-        number = "" if occurrences[key] == 1 else f"-{occurrences[key]}"
+        self._beginnings[key] += 1
+        number = "" if self._beginnings[key] == 1 else f"-{self._beginnings[key]}"
         return f"{self.options.ids.prefix}{key.hex()}{number}"
 
     def _stored_whole(self, part: EpisodePart) -> StoreResult:
@@ -422,7 +458,26 @@ class _LaneStore:
             keys={"agent_id": self.agent}, final=part.final, episode_reward=None,
             casting="same_kind", meta={},
         )  # fmt: skip
-        return writer.store(episode)
+        stored = writer.store(episode)
+        if not stored.conflicts:
+            return stored
+        held = self._held()
+        self._n_before = held.n_steps
+        is_longer = held.n_steps < part.n_steps
+        self._is_cut = is_longer and held.is_truncated and self._has_same(part)
+        # The buffer has no steps after the end of a shorter episode.
+        ids = {f"{self._id}/{t}" for t in held.steps}
+        in_both = tuple(known for known in stored.conflicting_ids if known in ids)
+        return replace(stored, conflicting_ids=in_both or stored.conflicting_ids)
+
+    def _held(self) -> "_Held":
+        """Return what the buffer has of the episode."""
+        rows = self.buffer.get_all(self._condition().build(), fields=("truncated",))
+        truncated = {row.exp_meta.step: bool(row.exp_data.truncated) for row in rows}
+        return _Held(tuple(truncated), bool(truncated) and truncated[max(truncated)])
+
+    def _condition(self) -> QueryBuilder:
+        return QueryBuilder().eq("episode_id", self._id).and_().eq("task_id", self.task)
 
     def _appended(self, part: EpisodePart) -> StoreResult:
         """Append the steps that the buffer does not have."""
@@ -431,10 +486,13 @@ class _LaneStore:
             self._writer = None if self._is_other else self._begun()
         if self._is_other:
             return StoreResult(0, 0, part.n_steps, (self._id,))
-        if self._writer is None:  # it is complete
-            return StoreResult(0, part.n_steps, 0)
         n_known = min(max(self._n_before - self._n_given, 0), part.n_steps)
         self._n_given += part.n_steps
+        if self._writer is None:  # it is complete
+            if n_known == part.n_steps:
+                return StoreResult(0, part.n_steps, 0)
+            self._is_cut = self._has_cut_end
+            return StoreResult(0, n_known, part.n_steps - n_known, (self._id,))
         for i in range(n_known, part.n_steps):
             self._writer.append(**{name: values[i] for name, values in part.columns.items()})
         if part.is_end:
@@ -443,8 +501,7 @@ class _LaneStore:
 
     def _has_same(self, part: EpisodePart) -> bool:
         """Return whether the buffer's steps of the episode, if it has any, are those of a part."""
-        episode = QueryBuilder().eq("episode_id", self._id).and_().eq("task_id", self.task)
-        for row in self.buffer.get_all(episode.and_().lt("step", part.n_steps).build()):
+        for row in self.buffer.get_all(self._condition().and_().lt("step", part.n_steps).build()):
             i = row.exp_meta.step
             if row.exp_data.reward_t != part.columns[REWARD][i]:
                 return False
@@ -462,6 +519,10 @@ class _LaneStore:
         try:
             writer = self.buffer.episode(self.task, self.agent, episode_id=self._id, resume=True)
         except EpisodeEndedError:
+            held = self._held()
+            # Without its steps, it is as long as that of the arrays.
+            self._n_before = held.n_steps or sys.maxsize
+            self._has_cut_end = held.is_truncated
             return None
         self._n_before = writer.t
         return writer

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import KINDS, Fields, check_name, near_name
 from sqlbuffer.interchange.arrays.sources import Arrays, Columns, FlatColumn
-from sqlbuffer.spaces import NEXT
+from sqlbuffer.spaces import NEXT, part_name
 
 REWARD, TERMINATED, TRUNCATED, ENDED = "reward", "terminated", "truncated", "episode_terminals"
 FLAGS = (TERMINATED, TRUNCATED, ENDED)
@@ -32,6 +32,8 @@ _NEEDED = {"obs": "observations", "action": "actions", REWARD: "rewards"}
 def meaning_of(name: str) -> str:
     """Return the field or value of a step that an array has.
 
+    The field of `observations/KEY` is that of the key of a Dict space.
+
     Example:
         >>> meaning_of("observations"), meaning_of("observations/image"), meaning_of("infos/qpos")
         ('obs', 'obs_image', 'info_qpos')
@@ -39,7 +41,7 @@ def meaning_of(name: str) -> str:
     if name in _MEANINGS:
         return _MEANINGS[name]
     group, *rest = name.split("/")
-    return "_".join((_MEANINGS.get(group, group), *rest)) if rest else name
+    return part_name(_MEANINGS.get(group, group), "_".join(rest)) if rest else name
 
 
 @dataclass(frozen=True)
@@ -174,13 +176,14 @@ def _check_needed(names: Mapping[str, str], source: str, *, are_declared: bool) 
     if not any(flag in names for flag in FLAGS):
         raise FieldError(
             f"{source} has neither 'terminals' nor 'timeouts', so the ends of episodes are "
-            f"unknown; give one of them, a row of False where no episode ends"
+            f"unknown; give one of them, with True in the last row of each episode and False in "
+            f"the other rows"
         )
 
 
 def _check_lengths(columns: Columns, names: Mapping[str, str], source: str) -> None:
     lengths = {name: columns[name].shape[0] for name in names.values()}
-    n_rows = lengths[next(name for meaning, name in names.items() if meaning in (REWARD,))]
+    n_rows = lengths[names[REWARD]]
     for name, length in lengths.items():
         if length != n_rows:
             raise FieldError(

@@ -18,7 +18,7 @@ from sqlbuffer.interchange.arrays.importing import (
     checked_columns,
     import_source,
 )
-from sqlbuffer.interchange.arrays.naming import array_name, meaning_of
+from sqlbuffer.interchange.arrays.naming import NEXT, array_name, meaning_of
 from sqlbuffer.interchange.arrays.sources import (
     Arrays,
     Columns,
@@ -28,7 +28,7 @@ from sqlbuffer.interchange.arrays.sources import (
     dict_columns,
 )
 from sqlbuffer.interchange.output import ImportReport
-from sqlbuffer.spaces import NEXT
+from sqlbuffer.spaces import NEXT, part_names
 from sqlbuffer.storage.database.urls import Database
 
 _SB3 = ("observations", "actions", "rewards", "dones", "timeouts", "pos", "full", "n_envs")
@@ -43,6 +43,7 @@ def from_sb3(
     url: Database = None,
     name: str = "default",
     *,
+    columns: Mapping[str, str | None] | None = None,
     tail: Tail = "cut",
     task_id: str | None = None,
     prefix: str = "",
@@ -57,18 +58,21 @@ def from_sb3(
     `handle_timeout_termination=False` does not know truncated steps. The observation after the last
     step of an episode is its final observation, except with `optimize_memory_usage=True`: such a
     buffer has overwritten it, and with it the oldest observation if it is full. The fields are
-    those of `fields_from_env`.
+    those of `fields_from_env`; actions of float64 are float32, as the replay buffer has them.
 
     Call it again to continue after an interruption, or after more steps: whole episodes are not
-    stored twice. Give `tail="open"` or `"drop"` if you mean to call it again later. A full replay
-    buffer has lost the first steps of its oldest episode: the rest of it is stored as an episode of
-    its own, also if an earlier call has stored all of it.
+    stored twice. Give `tail="open"` or `"drop"` from the first call on if you mean to call it again
+    after more steps. A full replay buffer has lost the first steps of its oldest episode: the rest
+    of it is stored as an episode of its own, also if an earlier call has stored all of it. Episodes
+    with the same first step are told apart by their order: if some of them are lost, the next call
+    raises `FileImportError`, and needs another `prefix`.
 
     Args:
         replay_buffer: A `ReplayBuffer`, `DictReplayBuffer`, `NStepReplayBuffer` or
             `HerReplayBuffer`.
         url: The database; see `ReplayBuffer`.
         name: The buffer; a missing one is made.
+        columns: Fields of other names: `{"observations/rgb": "image"}`; see `import_arrays`.
         tail: What to do with the newest steps of an episode that has not ended; see
             `import_arrays`.
         task_id: Task of all episodes; `default` if omitted.
@@ -97,7 +101,7 @@ def from_sb3(
         1
     """
     options = ArrayOptions.checked(
-        None, tail, None, task_id, "default", prefix, on_conflict, on_progress
+        columns, tail, None, task_id, "default", prefix, on_conflict, on_progress
     )
     _check_is(replay_buffer, "replay_buffer", _SB3, _WHAT_SB3)
     n_envs, size = int(replay_buffer.n_envs), len(replay_buffer.rewards)
@@ -116,9 +120,9 @@ def from_sb3(
         if is_compact:
             after = {"obs": arrays["observations"][0][replay_buffer.pos, env]}
             after["obs"] = after["obs"].reshape(arrays["observations"][1])
-        columns = _env_columns(arrays, order, env)
+        of_env = _env_columns(arrays, order, env)
         agent = f"env-{env}" if n_envs > 1 else None
-        lanes.append(Lane(lambda columns=columns: iter([columns]), agent, after))  # type: ignore[misc]
+        lanes.append(Lane(lambda of_env=of_env: iter([of_env]), agent, after))  # type: ignore[misc]
     return import_source(
         FlatSource("replay_buffer", "default", lanes), url, name, options, settings
     )
@@ -189,7 +193,7 @@ def to_sb3(
     overwrites its oldest steps.
 
     Args:
-        buffer: A buffer with the fields of `fields_from_env` or `from_sb3`.
+        buffer: A buffer with the fields of `fields_from_env`, `from_sb3` or `SQLReplayBuffer`.
         replay_buffer: A `ReplayBuffer` or `DictReplayBuffer` of one environment.
         condition: Condition that all steps of an episode must match.
         on_progress: See `export_parquet`.
@@ -221,15 +225,15 @@ def to_sb3(
             "environments are added together",
         )  # fmt: skip
     is_dict = isinstance(replay_buffer.observations, Mapping)
-    names = [f"observations/{key}" for key in replay_buffer.observations] if is_dict else (
-        ["observations"]
-    )  # fmt: skip
+    names: dict[str | None, str] = {None: "observations"}
+    if is_dict:
+        fields = part_names("obs", replay_buffer.observations)
+        names = {key: array_name(field, (field,)) for key, field in fields.items()}
     n_added = 0
     for rows in _transitions(buffer, condition, on_progress):
-        _check_has(rows, [*names, "actions"], buffer)
+        _check_has(rows, [*names.values(), "actions"], buffer)
         observations, following = (
-            {name.rpartition("/")[2]: rows[prefix + name] for name in names}
-            for prefix in ("", NEXT)
+            {key: rows[prefix + name] for key, name in names.items()} for prefix in ("", NEXT)
         )
         n_steps = len(rows["rewards"])
         for i in range(n_steps):
@@ -240,8 +244,8 @@ def to_sb3(
             is_over = bool(rows["terminals"][i] or rows["timeouts"][i])
             is_cut = bool(rows["timeouts"][i] and not rows["terminals"][i])
             replay_buffer.add(
-                obs if is_dict else obs["observations"],
-                after if is_dict else after["observations"],
+                obs if is_dict else obs[None],
+                after if is_dict else after[None],
                 rows["actions"][i : i + 1],
                 rows["rewards"][i : i + 1],
                 np.array([is_over]),
@@ -262,9 +266,10 @@ def _transitions(
     with stream:
         for episode in read(stream):
             n_episodes += 1
-            arrays, has_next = flat_rows(episode, observations, fields)
-            is_whole = has_next or bool(arrays["terminals"][-1])
-            yield arrays if is_whole else {name: values[:-1] for name, values in arrays.items()}
+            rows = flat_rows(episode, observations, fields)
+            is_whole = rows.has_next or bool(rows.arrays["terminals"][-1])
+            stop = len(rows.arrays["rewards"]) - (not is_whole)
+            yield {name: values[:stop] for name, values in rows.whole.items()}
     if not n_episodes:
         raise InsufficientDataError(f"buffer {buffer.name!r} has no whole episode that matches")
 
