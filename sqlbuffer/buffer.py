@@ -691,6 +691,11 @@ class ReplayBuffer:
             10
         """
         n_envs = checked_integer(n_envs, "n_envs", 1, 1_000_000)
+        if wrong := {"episode_id", "group_id", "parent_id"}.intersection(meta):
+            raise FieldError(
+                f"vector_writer() begins the episodes; leave {min(wrong)} out, or write them with "
+                f"episode()"
+            )
         tasks = keys_of_envs(task_id, "task_id", n_envs)
         agents = keys_of_envs(agent_id, "agent_id", n_envs)
 
@@ -780,7 +785,7 @@ class ReplayBuffer:
             >>> len(buffer)
             1
         """
-        from sqlbuffer.recording import RecordOptions, recorded
+        from sqlbuffer.recording import RecordOptions, Writing, recorded
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
@@ -790,11 +795,27 @@ class ReplayBuffer:
         if reward is not None:
             checked_callable(reward, "reward", "a function of the environment's reward")
         options = RecordOptions(names, reward_field, reward)
-        make_writer = partial(
-            self.vector_writer, task_id=task_id, agent_id=agent_id, model_version=model_version,
-            session_id=session_id, casting=casting, **meta,
+        if wrong := {"group_id", "parent_id"}.intersection(meta):
+            raise FieldError(
+                f"record() begins episodes without {min(wrong)}; write them with episode()"
+            )
+        self._writer.beginning(
+            task_id, agent_id, None, model_version, session_id, None, None, casting, meta
+        )
+        keys: dict[str, Any] = {
+            "task_id": task_id,
+            "agent_id": agent_id,
+            "casting": casting,
+            **meta,
+        }
+        vector = partial(
+            self.vector_writer, model_version=model_version, session_id=session_id, **keys
+        )
+        writing = Writing(
+            partial(self.episode, **keys), self._writer.wait_for_room, vector, model_version,
+            session_id,
         )  # fmt: skip
-        return recorded(env, self, make_writer, options)
+        return recorded(env, self, writing, options)
 
     def flush(self) -> None:
         """Store the pending steps now.

@@ -76,6 +76,7 @@ class EpisodeWriter:
         self.length = continued.n_steps
         self.episode_return = continued.total
         self.is_open = True
+        self._held: Record | PackedStep | None = None
         self._pid = os.getpid()
 
     @property
@@ -118,7 +119,21 @@ class EpisodeWriter:
         """
         self._check_open()
         encoded = self._encoded(step)
+        if self._held is not None:
+            self._release()
         self._queue.add(encoded, self._beginning)
+        self._count(encoded.reward_t)
+
+    def hold(self, **step: Any) -> None:
+        """Add a step as `append` does, but keep it in this object until the next call, which may be
+        `cut`.
+
+        :meta private:
+        """
+        self._check_open()
+        encoded = self._encoded(step)
+        self._release()
+        self._held = encoded
         self._count(encoded.reward_t)
 
     def end(self, *, reward: float | None = None, **final: Any) -> None:
@@ -152,7 +167,19 @@ class EpisodeWriter:
         self._check_open()
         reward = checked_reward(reward, "reward")
         final_arrays = pack_final(self._observation, final, self._casting)
+        self._release()
         self._close("complete", final_arrays, reward)
+
+    def cut(self, final: dict[str, Any] | None = None) -> None:
+        """End the episode as truncated after the held step, without a wait.
+
+        :meta private:
+        """
+        self._check_open()
+        final_arrays = pack_final(self._observation, final, self._casting)
+        if self._held is not None:
+            self._held = self._held._replace(truncated=True)
+        self._close("complete", final_arrays)
 
     def abort(self) -> None:
         """End the episode as aborted: its steps are stored, but not drawn as transitions.
@@ -172,6 +199,7 @@ class EpisodeWriter:
         :meta private:
         """
         self._check_open()
+        self._release()
         self.is_open = False
         self._queue.leave(self._beginning)
 
@@ -189,8 +217,13 @@ class EpisodeWriter:
 
     def _close(self, status: str, final_arrays: bytes | None, reward: float | None = None) -> None:
         ending = EpisodeEnd(self.episode_id, self.task_id, status, final_arrays, reward)
-        self._queue.end(ending, self._beginning)
-        self.is_open = False
+        self._queue.end(ending, self._beginning, self._held)
+        self.is_open, self._held = False, None
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._queue.add(self._held, self._beginning)
+            self._held = None
 
     def _encoded(self, step: dict[str, Any]) -> Record | PackedStep:
         if "model_version" in step:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.arguments import checked_session
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.columns import FLAGS, GivenColumns
+from sqlbuffer.encoding.columns import FLAGS, GivenColumns, check_step_names
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_step
@@ -502,6 +502,7 @@ class VectorWriter:
     def _flat(self, steps: Mapping[str, Any], lead: tuple[int, ...]) -> dict[str, Any]:
         """Return the columns of all steps, one environment after the other within a step."""
         columns: dict[str, Any] = {}
+        check_step_names(steps, self._layout.specs.keys())
         for name, values in steps.items():
             spec = self._layout.specs.get(name)
             if values is None:
@@ -532,7 +533,8 @@ class VectorWriter:
     def _listed(self, name: str, values: Any, lead: tuple[int, ...]) -> list[Any]:
         """Return a list with a value for each step."""
         rows = [values] if len(lead) == 1 else values
-        is_whole = isinstance(rows, (Sequence, np.ndarray)) and not isinstance(values, (str, bytes))
+        is_list = isinstance(rows, (list, tuple, np.ndarray))
+        is_whole = is_list and all(isinstance(row, (list, tuple, np.ndarray)) for row in rows)
         if not is_whole or [len(row) for row in rows] != [self.n_envs] * (math.prod(lead[:-1])):
             raise FieldError(
                 f"{name}: expected a list with a value for each of {self.n_envs} environments, or "

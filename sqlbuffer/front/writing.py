@@ -336,6 +336,11 @@ class StepWriter:
         self._queue.flush()
         self._queue.check_all()
 
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may wait, and raise the error that an earlier write met."""
+        self._queue.wait_for_room(n)
+        self._queue.raise_error()
+
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns with the keys of sessions checked; raise if they have priorities and the
         buffer has none.

@@ -3,18 +3,18 @@
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.recording.recorder import MakeWriter, RecordOptions, StepTarget
+from sqlbuffer.recording.recorder import RecordOptions, StepTarget, Writing
 
-__all__ = ["RecordOptions", "recorded"]
+__all__ = ["RecordOptions", "Writing", "recorded"]
 
 
-def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, options: RecordOptions) -> Any:
+def recorded(env: Any, buffer: StepTarget, writing: Writing, options: RecordOptions) -> Any:
     """Return the wrapper that `ReplayBuffer.record` returns.
 
     Args:
         env: An environment of gymnasium, or a parallel one of PettingZoo.
         buffer: The buffer that stores its steps.
-        make_writer: Makes the writer of its steps.
+        writing: Writes its steps.
         options: What is stored in addition to the spaces.
 
     Raises:
@@ -33,4 +33,4 @@ def recorded(env: Any, buffer: StepTarget, make_writer: MakeWriter, options: Rec
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded_env(env, buffer, make_writer, options)
+    return wrappers.recorded_env(env, buffer, writing, options)

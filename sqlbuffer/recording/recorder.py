@@ -1,15 +1,14 @@
-"""Store the steps of one or several environments that take their steps together."""
+"""What is recorded of environments, and what recorders have in common."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import FieldSpec, takes
 from sqlbuffer.spaces import ACTION, NEXT, OBSERVATION, SpaceFields, fields_from_env
@@ -17,6 +16,8 @@ from sqlbuffer.vector_writer import VectorWriter
 
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
+Flags = NDArray[np.bool_]
+FinalOf = Callable[[int], Values | None]
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,25 @@ def _differences(
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
 # at all.
 Autoreset = Literal["next_step", "same_step", "disabled"]
-# Makes the writer of a number of environments.
-MakeWriter = Callable[[int], VectorWriter]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the steps of recorded environments are written.
+
+    Attributes:
+        begin: Begins an episode that is written step by step.
+        wait: Waits until a number of steps may be pending.
+        vector: Makes the writer of a number of environments that are written together.
+        model_version: The first version.
+        session_id: The first session.
+    """
+
+    begin: Callable[..., EpisodeWriter]
+    wait: Callable[[int], None]
+    vector: Callable[[int], VectorWriter]
+    model_version: int | None
+    session_id: str | None
 
 
 class StepTarget(Protocol):
@@ -148,55 +166,38 @@ class StepTarget(Protocol):
     def observation_fields(self) -> tuple[str, ...]:
         """The fields that an observation is made of."""
 
+    def flush(self) -> None:
+        """Store the waiting steps of open episodes."""
 
-class Recorder:
+
+class Recorder(Protocol):
     """Stores the steps of environments; use it from one thread.
 
-    Args:
-        writer: Writes the steps.
-        env_fields: Fields of a step of one environment.
-        autoreset: Gymnasium's mode of automatic resets.
-
     Attributes:
-        writer: The writer.
+        model_version: Version of the model that acts, for the episodes that begin later.
+        session_id: Training session, in the same way.
     """
 
-    def __init__(
-        self, writer: VectorWriter, env_fields: EnvironmentFields, autoreset: Autoreset
-    ) -> None:
-        self.writer, self._env_fields, self._autoreset = writer, env_fields, autoreset
-        # The observations before the next step; those of environments that do not act mean nothing.
-        self._before: Values = {}
-        self._acts = np.zeros(writer.n_envs, bool)  # in an episode
-        self._awaits_reset = np.zeros(writer.n_envs, bool)  # which the next step is
-        writer.at_end = self.close
-        _recorders.add(self)
+    model_version: int | None
+    session_id: str | None
 
-    def reset(self, observations: Values, is_reset: NDArray[np.bool_]) -> None:
+    @property
+    def acts(self) -> Flags:
+        """True for each environment that is in an episode, so that its next step is stored."""
+
+    def reset(self, observations: Values, is_reset: Flags) -> None:
         """Start again for environments that were reset; their open episodes are cut.
 
         Args:
             observations: Observations after the reset.
             is_reset: True for each environment that was reset.
         """
-        self.cut(is_reset)
-        self._start(observations, is_reset)
-
-    @property
-    def acts(self) -> NDArray[np.bool_]:
-        """True for each environment that is in an episode, so that its next step is stored."""
-        return self._acts
 
     def wait(self) -> None:
         """Wait until the next step of each environment may be pending."""
-        self.writer.wait_for_room(self.writer.n_envs)
 
     def step(
-        self,
-        taken: Values,
-        after: Values,
-        outcome: tuple[Any, Any, Any],
-        final: Callable[[int], Values | None],
+        self, taken: Values, after: Values, outcome: tuple[Any, Any, Any], final: FinalOf
     ) -> None:
         """Store a step of each environment that was in an episode.
 
@@ -206,36 +207,12 @@ class Recorder:
             outcome: Arrays or lists of rewards, terminated and truncated.
             final: The final observation of an environment that was reset by the step that ended it.
         """
-        reward, terminated, truncated = self._outcome(*outcome)
-        acts, awaited_reset = self._acts, self._awaits_reset
-        ends = acts & (terminated | truncated)
-        step = {**taken, "reward": reward, "terminated": terminated, "truncated": truncated}
-        last, lacks_final = after, np.zeros_like(acts)
-        if self._autoreset == "same_step" and ends.any():
-            last, lacks_final = self._last(after, ends, final)
-        for mask, observed in ((acts & ~lacks_final, last), (acts & lacks_final, None)):
-            if mask.any():
-                self._write({**self._before, **step}, observed, mask)
-        self._acts = acts & ~ends if self._autoreset != "same_step" else acts
-        self._awaits_reset = ends if self._autoreset == "next_step" else np.zeros_like(acts)
-        self._start(after, self._acts | awaited_reset)
 
-    def cut(self, chosen: NDArray[np.bool_] | None = None) -> None:
-        """End open episodes as truncated: those of some environments, or all."""
-        self.writer.cut(chosen, self._final(self._before))
-        if chosen is None:
-            chosen = np.ones_like(self._acts)
-        self._acts, self._awaits_reset = self._acts & ~chosen, self._awaits_reset & ~chosen
+    def cut(self) -> None:
+        """End every open episode as truncated."""
 
-    @contextmanager
-    def aborting(self) -> Iterator[None]:
+    def aborting(self) -> AbstractContextManager[None]:
         """Abort every open episode when the block raises: a step of it may be missing."""
-        try:
-            yield
-        except BaseException:
-            self._acts[:], self._awaits_reset[:] = False, False
-            self.writer.abort_after_error()
-            raise
 
     def close(self) -> None:
         """End every open episode as truncated, and store all that waits.
@@ -243,84 +220,11 @@ class Recorder:
         Raises:
             StorageError: It could not be stored, and waits.
         """
-        self._acts[:], self._awaits_reset[:] = False, False
-        self.writer.close(self._final(self._before))
-
-    def forget(self) -> None:
-        """Forget the open episodes: in a forked child, whose parent continues them."""
-        self._acts[:], self._awaits_reset[:] = False, False
-
-    def _write(self, step: Values, after: Values | None, mask: NDArray[np.bool_]) -> None:
-        following = self._env_fields.following
-        if after is None and following:
-            raise FieldError(
-                "the environment gave no final observation for 'next_obs'; make a buffer without "
-                "it, of fields_from_env(env)"
-            )
-        repeated = {NEXT + name: after[name] for name in following} if after else {}
-        self.writer.write({**step, **repeated}, final=self._final(after), mask=mask)
-
-    def _start(self, observations: Values, chosen: NDArray[np.bool_]) -> None:
-        """Take the observations before the next steps of some environments."""
-        if self._before and not chosen.all():
-            observations = {
-                name: _where(chosen, values, self._before[name])
-                for name, values in observations.items()
-            }
-        self._before = observations
-        self._acts = self._acts | chosen
-
-    def _last(
-        self, after: Values, ends: NDArray[np.bool_], final: Callable[[int], Values | None]
-    ) -> tuple[Values, NDArray[np.bool_]]:
-        """Return the observations after the steps, with the final ones of ended episodes; and True
-        for each of these that is not known.
-        """
-        last = {name: values.copy() for name, values in after.items()}
-        is_unknown = np.zeros_like(ends)
-        for i in np.flatnonzero(ends).tolist():
-            observed = final(i)
-            is_unknown[i] = observed is None
-            for name, value in (observed or {}).items():
-                if last[name].dtype.kind == "U":  # as long as the longest text in it
-                    last[name] = last[name].astype(np.promote_types(last[name].dtype, value.dtype))
-                last[name][i] = value
-        return last, is_unknown
-
-    def _final(self, observations: Values | None) -> Values | None:
-        names = self._env_fields.final
-        return {name: observations[name] for name in names} if observations and names else None
-
-    def _outcome(
-        self, rewards: Any, terminated: Any, truncated: Any
-    ) -> tuple[Any, NDArray[np.bool_], NDArray[np.bool_]]:
-        n = self.writer.n_envs
-        flags = (np.asarray(values, bool).reshape(n) for values in (terminated, truncated))
-        return _numbers(rewards, n), *flags
 
 
-def _where(chosen: NDArray[np.bool_], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-    """Return the values of chosen environments, and the others of the rest."""
-    return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
-
-
-def _numbers(rewards: Any, n: int) -> Any:
-    """Return rewards as numbers; environments give arrays of one and tensors as well."""
-    if rewards is None or all(reward is None for reward in rewards):
-        return None
-    array = np.asarray(rewards)
-    if array.dtype.kind in "iufb" and array.size == n:
-        return array.reshape(n).astype(np.float64)
-    return rewards
-
-
-_recorders: "WeakSet[Recorder]" = WeakSet()
-
-
-def _forget_all() -> None:
-    for recorder in _recorders:
-        recorder.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+def no_final_observation() -> FieldError:
+    """Return the error for an environment that does not say how an episode ended."""
+    return FieldError(
+        "the environment gave no final observation for 'next_obs'; make a buffer without it, of "
+        "fields_from_env(env)"
+    )

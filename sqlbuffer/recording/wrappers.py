@@ -11,21 +11,24 @@ from gymnasium.wrappers import Autoreset as AutoresetWrapper
 from sqlbuffer.checks import refused
 from sqlbuffer.display import shown
 from sqlbuffer.errors import BufferConfigError, FieldError
+from sqlbuffer.recording.block_recorder import BlockRecorder
 from sqlbuffer.recording.recorder import (
     Autoreset,
-    MakeWriter,
     Recorder,
     RecordOptions,
     StepTarget,
+    Writing,
     environment_fields,
 )
+from sqlbuffer.recording.step_recorder import StepRecorder
 from sqlbuffer.recording.step_values import ParallelValues, SingleValues, StepValues, VectorValues
 from sqlbuffer.spaces import OF_ONE_AGENT, is_parallel
 
+# Blocks of this few environments take longer to write than their single steps.
+FEW_ENVS = 8
 
-def recorded_env(
-    env: Any, buffer: StepTarget, make_writer: MakeWriter, options: RecordOptions
-) -> Any:
+
+def recorded_env(env: Any, buffer: StepTarget, writing: Writing, options: RecordOptions) -> Any:
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector, of_agents = isinstance(env, VectorEnv), is_parallel(env)
     if not is_vector and not of_agents and not isinstance(env, gymnasium.Env):
@@ -33,14 +36,18 @@ def recorded_env(
     if of_agents and (options.info_fields or options.reward_field):
         raise FieldError(OF_ONE_AGENT)
     fields = environment_fields(env, buffer.fields, buffer.observation_fields, options)
+
+    def recorder(n_envs: int, autoreset: Autoreset) -> Recorder:
+        if n_envs <= FEW_ENVS:
+            return StepRecorder(writing, buffer.flush, fields, n_envs, autoreset)
+        return BlockRecorder(writing.vector(n_envs), fields, autoreset)
+
     if of_agents:
-        recorder = Recorder(make_writer(1), fields, "disabled")
-        return RecordParallelEnv(env, recorder, ParallelValues(env, fields, options))
+        return RecordParallelEnv(env, recorder(1, "disabled"), ParallelValues(env, fields, options))
     if is_vector:
-        recorder = Recorder(make_writer(env.num_envs), fields, _autoreset_of_vector(env))
-        return RecordVectorEnv(env, recorder, VectorValues(env, fields, options))
-    recorder = Recorder(make_writer(1), fields, _autoreset_of_one(env))
-    return RecordEnv(env, recorder, SingleValues(env, fields, options))
+        of_many = recorder(env.num_envs, _autoreset_of_vector(env))
+        return RecordVectorEnv(env, of_many, VectorValues(env, fields, options))
+    return RecordEnv(env, recorder(1, _autoreset_of_one(env)), SingleValues(env, fields, options))
 
 
 def _autoreset_of_vector(env: Any) -> Autoreset:
@@ -77,20 +84,20 @@ class _Records:
     @property
     def model_version(self) -> int | None:
         """Version of the model that acts; it holds for the episodes that begin from now on."""
-        return self._recorder.writer.model_version
+        return self._recorder.model_version
 
     @model_version.setter
     def model_version(self, version: int | None) -> None:
-        self._recorder.writer.model_version = version
+        self._recorder.model_version = version
 
     @property
     def session_id(self) -> str | None:
         """The training session of the episodes that begin from now on."""
-        return self._recorder.writer.session_id
+        return self._recorder.session_id
 
     @session_id.setter
     def session_id(self, session_id: str | None) -> None:
-        self._recorder.writer.session_id = session_id
+        self._recorder.session_id = session_id
 
     @property
     def spec(self) -> Any:

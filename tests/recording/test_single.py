@@ -170,7 +170,7 @@ def test_a_step_that_cannot_be_stored_aborts_the_episode(sqlite_url):
         recorded.reset()
         take(recorded, 2)
         env._reward = "much"
-        with pytest.raises(FieldError, match="'reward': expected float64"):
+        with pytest.raises(FieldError, match="reward: expected a number, got 'much'"):
             recorded.step(0)
         assert ends(sqlite_url) == [("aborted", 2)]
 

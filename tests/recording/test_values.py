@@ -9,9 +9,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError
 from tests.recording.envs import Scripted
-from tests.recording.test_vector import MODES
+from tests.recording.test_vector import MODES, way_of_recording
 from tests.support.sql import run
 
+__all__ = ["way_of_recording"]
 INFOS = {"action_mask": ("int8", (3,)), "cost": ("float32", (), -1.0)}
 
 

@@ -7,12 +7,20 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from sqlbuffer import ReplayBuffer, fields_from_env
+from sqlbuffer.recording import wrappers
 from tests.recording.envs import Batched, Rooms, Scripted, Shapes
 from tests.recording.episodes import Episode, cut, plain, played, stored
 from tests.support.sql import run
 
 N_ENVS, SEED = 3, 5
 MODES = list(AutoresetMode)
+
+
+@pytest.fixture(autouse=True, params=["steps", "blocks"])
+def way_of_recording(request, monkeypatch):
+    """Record few environments by single steps, as they are, and as blocks, as many are."""
+    if request.param == "blocks":
+        monkeypatch.setattr(wrappers, "FEW_ENVS", 0)
 
 
 def make_cartpole():

@@ -18,7 +18,7 @@ from sqlbuffer.interchange.arrays.importing import (
     checked_columns,
     import_source,
 )
-from sqlbuffer.interchange.arrays.naming import NEXT, array_name, meaning_of
+from sqlbuffer.interchange.arrays.naming import array_name, meaning_of
 from sqlbuffer.interchange.arrays.sources import (
     Arrays,
     Columns,

@@ -298,8 +298,8 @@ class WriteQueue(Generic[S, B]):
             f"{error}; {self.n_waiting} steps wait to be stored, and this one was not added"
         )
 
-    def end(self, ending: EpisodeEnd, beginning: EpisodeStart) -> None:
-        """Add the end of an episode.
+    def end(self, ending: EpisodeEnd, beginning: EpisodeStart, last: S | None = None) -> None:
+        """Add the end of an episode, with its last step unless that was added.
 
         Errors of the database do not prevent this.
 
@@ -309,6 +309,8 @@ class WriteQueue(Generic[S, B]):
         self.check(beginning)
         with self._mutex:
             self._own(beginning)
+            if last is not None:
+                self._take(last, beginning)
             self._endings.append(ending)
             self._ensure_thread()
 
@@ -398,7 +400,8 @@ class WriteQueue(Generic[S, B]):
         with self._mutex:
             endings, self._taken = self._endings, self._steps
             self._steps, self._endings, self._due = [], [], float("inf")
-            self._n_taken, self._n_steps, self._error = self._n_steps, 0, None
+            # Counted again: an interrupt may have come between a step and its count.
+            self._n_taken, self._n_steps, self._error = _n_steps(self._taken), 0, None
         conflicts: list[str] = []
         try:
             conflicts += self._store_frozen()
