@@ -30,6 +30,7 @@ _MOST_LISTED = 64
 Node = Mapping[str, Any]
 Arrays = Mapping[str, Any]
 _MISSING = object()
+_OF_FIXED_SIZE = ("fixed", "text")  # kinds of fields
 
 
 def gymnasium_package(caller: str) -> Any:
@@ -78,6 +79,12 @@ class SpaceField:
         """Return a copy of the field's value in an observation or action of one environment."""
         return self._array(reduce(getitem, self.path, value))
 
+    def of_one_as_several(self, value: Any) -> NDArray[Any]:
+        """Return a copy of the value of one environment, of shape (1, *shape)."""
+        if self.kind in _OF_FIXED_SIZE:
+            return np.array(reduce(getitem, self.path, value) if self.path else value)[None]
+        return _objects([self.of_one(value)])
+
     def of_all(self, value: Any) -> NDArray[Any]:
         """Return copies of the values of n environments, of shape (n, *shape).
 
@@ -120,11 +127,7 @@ SpaceFields = Mapping[str, SpaceField]
 
 def values_of_one(fields: SpaceFields, value: Any) -> dict[str, NDArray[Any]]:
     """Return copies of the values in an observation or action of one environment, as of several."""
-    values = {name: field.of_one(value) for name, field in fields.items()}
-    return {
-        name: _objects([array]) if fields[name].is_variable else array[None]
-        for name, array in values.items()
-    }
+    return {name: field.of_one_as_several(value) for name, field in fields.items()}
 
 
 def values_of_all(fields: SpaceFields, value: Any) -> dict[str, NDArray[Any]]:

@@ -138,6 +138,7 @@ class VectorWriter:
         # Of each environment the number of its open episode, and the place of its next step.
         self._numbers = np.full(n_envs, NO_EPISODE, np.int64)
         self._places = np.zeros(n_envs, np.int64)
+        self._envs = np.arange(n_envs)
         self._beginnings: dict[int, EpisodeStart] = {}  # of open ones; replaced, never changed
         self._n_begun = 0
         self._held: list[StepBlock] = []
@@ -207,20 +208,33 @@ class VectorWriter:
         """
         self._check_open()
         lead = self._lead(steps)
-        columns, layout = self._check(self._flat(steps, lead), self._casting)
         is_reset = self._flags(reset, "reset", lead, default=False)
         is_step = self._flags(mask, "mask", lead, default=True)
-        ends = np.zeros(columns.n_steps, bool)
+        flat, rows = self._flat(steps, lead), None
+        if not is_step.all():  # the others need not be values at all
+            rows = np.flatnonzero(is_step)
+            flat = {name: _rows_of(values, rows) for name, values in flat.items()}
+        columns, layout = self._check(flat, self._casting)
+        ends = np.zeros(len(is_step), bool)
         for flags in (columns.terminated, columns.truncated):
             if flags is not None:
-                ends |= flags
-        ends &= is_step
+                ends[slice(None) if rows is None else rows] |= flags
         finals = self._finals(final, lead, ends)
         self._check_episodes()
         if not len(is_step):
             return
         self.wait_for_room(int(np.count_nonzero(is_step)))
-        self._add(columns, layout, is_step, is_reset, ends, finals)
+        state = self._numbers.copy(), self._places.copy(), self._beginnings, [*self._held]
+        try:
+            blocks, begun, endings = self._blocks(columns, layout, is_step, is_reset, ends, finals)
+        except BaseException:  # an interrupt: as if the call had not been
+            self._numbers, self._places, self._beginnings, self._held = state
+            raise
+        self._queue.add_blocks(blocks, begun, endings)
+        if self._beginnings:
+            _note_open(self)
+        else:
+            _open.discard(self)
 
     def wait_for_room(self, n: int) -> None:
         """Wait until n more steps may be pending; raise the error that an earlier write met.
@@ -317,7 +331,7 @@ class VectorWriter:
         self._is_open = False
         _open.discard(self)
 
-    def _add(
+    def _blocks(
         self,
         columns: GivenColumns,
         layout: Layout,
@@ -325,43 +339,42 @@ class VectorWriter:
         is_reset: Flags,
         ends: Flags,
         finals: Mapping[int, bytes | None],
-    ) -> None:
-        """Place checked steps in their episodes, and hand them on."""
-        n = self.n_envs
+    ) -> tuple[list[StepBlock], list[EpisodeStart], list[EpisodeEnd]]:
+        """Place checked steps in their episodes; return what the queue gets of them."""
         made_at = np.full(columns.n_steps, time.time())
 
         def block(
-            numbers: Integers, places: Integers, beginnings: Mapping[int, EpisodeStart]
+            envs: Integers,
+            numbers: Integers,
+            places: Integers,
+            beginnings: Mapping[int, EpisodeStart],
         ) -> StepBlock:
             return StepBlock(
-                self, columns, n, numbers, places, made_at, beginnings, layout.number,
+                self, columns, envs, numbers, places, made_at, beginnings, layout.number,
                 layout.size_bytes,
             )  # fmt: skip
 
         if self._is_quiet(is_step, is_reset, ends):
-            newest = block(self._numbers.copy(), self._places.copy(), self._beginnings)
+            newest = block(self._envs, self._numbers.copy(), self._places.copy(), self._beginnings)
             self._places += 1
             ready, self._held = self._held, [newest]
-            self._queue.add_blocks(ready, (), ())
-            return
+            return ready, [], []
         placed = self._placed(is_step, is_reset, ends, finals)
-        steps = block(placed.numbers.ravel(), placed.places.ravel(), placed.beginnings)
+        rows = np.flatnonzero(is_step)
+        envs = rows % self.n_envs
+        numbers, places = placed.numbers.ravel()[rows], placed.places.ravel()[rows]
+        steps = block(envs, numbers, places, placed.beginnings)
         if placed.cut:
-            steps = steps.truncated(np.array(placed.cut))
+            steps = steps.truncated(np.searchsorted(rows, placed.cut))
         self._truncate_held(placed.cut_before)
         ready = self._released((placed.last >= 0) | placed.cut_before)
-        open_envs = np.flatnonzero((self._numbers != NO_EPISODE) & (placed.last >= 0))
-        is_held = np.zeros(columns.n_steps, bool)
-        is_held[placed.last[open_envs] * n + open_envs] = True
+        is_last = placed.last[envs] == rows // self.n_envs
+        is_held = is_last & (self._numbers[envs] != NO_EPISODE)
         if (earlier := steps.of_steps(~is_held)) is not None:
             ready.append(earlier)
         if (held := steps.of_steps(is_held)) is not None:
             self._held.append(held)
-        self._queue.add_blocks(ready, placed.begun, placed.endings)
-        if self._beginnings:
-            _note_open(self)
-        else:
-            _open.discard(self)
+        return ready, placed.begun, placed.endings
 
     def _placed(
         self, is_step: Flags, is_reset: Flags, ends: Flags, finals: Mapping[int, bytes | None]
@@ -462,12 +475,9 @@ class VectorWriter:
         try:
             self._queue.check_each(self._beginnings.values())
         except EpisodeRefusedError as refusal:
-            numbers = [
-                number
-                for number, of in self._beginnings.items()
-                if (of.key, of.task_id) in refusal.episodes
-            ]
-            is_lost = np.isin(self._numbers, numbers)
+            keys = set(refusal.episodes)
+            lost = [n for n, of in self._beginnings.items() if (of.key, of.task_id) in keys]
+            is_lost = np.isin(self._numbers, lost)
             self._ended(is_lost, "aborted", {})
             self._released(is_lost)
             raise
@@ -603,6 +613,11 @@ class VectorWriter:
         n_open = int(np.count_nonzero(self._numbers != NO_EPISODE))
         state = f"{n_open} episodes open" if self._is_open else "closed"
         return f"VectorWriter({self.n_envs} environments, {state})"
+
+
+def _rows_of(values: Any, rows: Integers) -> Any:
+    """Return some rows of an array, a tensor or a list."""
+    return [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
 
 
 # Writers with an open episode, even if the program holds them no longer: when the process ends, the

@@ -31,18 +31,17 @@ NO_EPISODE = -1
 
 @dataclass(frozen=True, eq=False)
 class StepBlock:
-    """T steps of each of n environments, checked; one item of a `WriteQueue`.
-
-    Step t of environment i is at t * n + i.
+    """Steps that environments took together, checked; one item of a `WriteQueue`.
 
     Attributes:
         writer: The writer; its blocks number episodes alike.
-        columns: The T * n steps. Their keys are those of `beginnings`.
-        n_envs: Number of environments.
-        numbers: Number of the episode of each step, `NO_EPISODE` where none was taken; int64 of
-            shape (T * n,).
-        places: Place of each step in its episode; int64 of shape (T * n,).
-        times: When each step was made, in seconds since 1970; shape (T * n,).
+        columns: The k steps; those of an environment in their order. Their keys are those of
+            `beginnings`.
+        envs: The environment of each step; int64 of shape (k,).
+        numbers: Number of the episode of each step, `NO_EPISODE` for one that another block has;
+            int64 of shape (k,).
+        places: Place of each step in its episode; int64 of shape (k,).
+        times: When each step was made, in seconds since 1970; shape (k,).
         beginnings: The episodes by number; also others.
         layout: Number of the layout of the fields.
         step_bytes: Bytes of the record of a step.
@@ -50,7 +49,7 @@ class StepBlock:
 
     writer: object
     columns: GivenColumns
-    n_envs: int
+    envs: NDArray[np.int64]
     numbers: NDArray[np.int64]
     places: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -65,14 +64,9 @@ class StepBlock:
 
     @property
     def is_step(self) -> NDArray[np.bool_]:
-        """False where an environment took no step, shape (T * n,)."""
+        """False for steps that another block has, shape (k,)."""
         is_step: NDArray[np.bool_] = self.numbers != NO_EPISODE
         return is_step
-
-    @property
-    def envs(self) -> NDArray[np.int64]:
-        """The environment of each step, shape (T * n,)."""
-        return np.arange(len(self.numbers)) % self.n_envs
 
     @property
     def n_bytes(self) -> int:
@@ -100,7 +94,7 @@ class StepBlock:
         )
 
     def of_steps(self, chosen: NDArray[np.bool_]) -> "StepBlock | None":
-        """Return some of the steps, given by flags of shape (T * n,); None if there are none."""
+        """Return some of the steps, given by flags of shape (k,); None if there are none."""
         numbers = np.where(chosen, self.numbers, NO_EPISODE)
         if not (numbers != NO_EPISODE).any():
             return None
@@ -141,7 +135,7 @@ def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
     """Return the chunks of the blocks of one writer."""
     numbers = np.concatenate([block.numbers for block in blocks])
     # Environment by environment, and each in the order of its steps.
-    order = np.arange(len(numbers)).reshape(-1, blocks[0].n_envs).T.ravel()
+    order = np.argsort(np.concatenate([block.envs for block in blocks]), kind="stable")
     order = order[numbers[order] != NO_EPISODE]
     numbers = numbers[order]
     steps = np.concatenate([block.places for block in blocks])[order]

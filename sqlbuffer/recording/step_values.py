@@ -62,13 +62,13 @@ class SingleValues:
     def observed(self, observation: Any, info: Any, needed: Flags) -> Values:
         with_observation, _ = self._fields.infos
         values = self._of_spaces(self._fields.observation, observation)
-        return {**values, **self._infos(info, with_observation, needed)}
+        return self._with_infos(values, info, with_observation, needed)
 
     def taken(self, action: Any, result: Any, acts: Flags) -> Values:
         values, (_, with_step) = self._of_spaces(self._fields.action, action), self._fields.infos
         if self._options.reward_field is not None:
             values[self._options.reward_field] = self._of_all(np.array(result[1]))
-        return {**values, **self._infos(result[-1], with_step, acts)}
+        return self._with_infos(values, result[-1], with_step, acts)
 
     def outcome(self, result: Any) -> tuple[Any, Any, Any]:
         _, reward, terminated, truncated, _ = result
@@ -91,15 +91,19 @@ class SingleValues:
         if self._options.reward_field is not None:
             return None
         rewards = self._of_all(reward)
-        if np.ndim(rewards) > 1 and np.size(rewards) > len(rewards):
+        if isinstance(reward, np.ndarray) and reward.ndim and reward.size > len(rewards):
             raise FieldError(
                 f"the environment gives rewards of shape {np.shape(rewards)[1:]}; store them with "
                 f"record(.., reward_field=..), and make a number of each with reward=.."
             )
         return rewards
 
-    def _infos(self, info: Any, names: tuple[str, ...], needed: Flags) -> Values:
-        return {name: self._info(info, name, needed) for name in names}
+    def _with_infos(
+        self, values: Values, info: Any, names: tuple[str, ...], needed: Flags
+    ) -> Values:
+        for name in names:
+            values[name] = self._info(info, name, needed)
+        return values
 
     def _info(self, info: Any, name: str, needed: Flags) -> NDArray[Any]:
         """Return a value of `info` of each environment."""
@@ -136,7 +140,8 @@ class VectorValues(SingleValues):
         else:
             of_all = values_of_all(self._fields.observation, finals)
             observed = {name: value[i] for name, value in of_all.items()}
-        infos = self._infos(info.get("final_info", {}), self._fields.infos[0], self._only(i))
+        names, of_end = self._fields.infos[0], info.get("final_info", {})
+        infos = self._with_infos({}, of_end, names, self._only(i))
         return {**observed, **{name: values[i] for name, values in infos.items()}}
 
     def _of_spaces(self, fields: SpaceFields, value: Any) -> Values:

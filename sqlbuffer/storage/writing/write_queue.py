@@ -177,7 +177,7 @@ class WriteQueue(Generic[S, B]):
             self._raise_error()
             self._take(step, beginning)
             self._ensure_thread()
-            if self._is_full(step.n_steps):
+            if self._n_steps == self._batch_steps or self._size_bytes > FLUSH_BYTES:
                 self._mutex.notify_all()
 
     def add_blocks(
@@ -203,11 +203,20 @@ class WriteQueue(Generic[S, B]):
             if self._is_full(_n_steps(blocks)):
                 self._mutex.notify_all()
 
-    def check_each(self, beginnings: Iterable[EpisodeStart]) -> None:
-        """Raise the error of the first of several writers whose steps were dropped; see `check`."""
-        if self._refusals:
+    def check_each(self, beginnings: Collection[EpisodeStart]) -> None:
+        """Raise the errors of several writers whose steps were dropped, as one; see `check`."""
+        if not self._refusals:
+            return
+        refusals = [
+            self._refusals[beginning.writer]
+            for beginning in beginnings
+            if beginning.writer in self._refusals
+        ]
+        with self._mutex:
             for beginning in beginnings:
-                self.check(beginning)
+                self._unsaid.pop(beginning.writer, None)
+        if refusals:
+            raise _joined(refusals)
 
     def widen(self, max_pending: int) -> None:
         """Let this many steps wait, if that is more: a vector of environments fills its chunks."""
@@ -217,8 +226,9 @@ class WriteQueue(Generic[S, B]):
 
     def raise_error(self) -> None:
         """Raise the error that the storing thread met, once."""
-        with self._mutex:
-            self._raise_error()
+        if self._error is not None:
+            with self._mutex:
+                self._raise_error()
 
     def _is_full(self, n_new: int = 0) -> bool:
         """Return whether the waiting steps are enough for a batch, of which n came just now."""
@@ -242,9 +252,7 @@ class WriteQueue(Generic[S, B]):
             refusals = list(self._unsaid.values())
             self._unsaid.clear()
         if refusals:
-            others = f" (and {len(refusals) - 1} more episodes)" if len(refusals) > 1 else ""
-            named = [episode for refusal in refusals for episode in refusal.episodes]
-            raise type(refusals[0])(f"{refusals[0].args[0]}{others}", named)
+            raise _joined(refusals)
 
     def wait_for_room(self, n: int = 1) -> None:
         """Wait until n more steps may wait, or all that wait are stored.
@@ -267,8 +275,11 @@ class WriteQueue(Generic[S, B]):
             pause(0.0)
 
     def _has_room(self, n: int = 1) -> bool:
-        is_small = self._size_bytes + self._frozen_bytes < MAX_BYTES
-        return self.n_waiting + n <= self._most and is_small
+        frozen = self._frozen
+        n_waiting = self._n_steps + self._n_taken + n
+        if frozen is not None:
+            n_waiting += frozen.n_steps
+        return n_waiting <= self._most and self._size_bytes + self._frozen_bytes < MAX_BYTES
 
     def _make_room(self, n: int) -> None:
         with self._mutex:
@@ -544,6 +555,13 @@ class WriteQueue(Generic[S, B]):
                     self._thread = None
                     return False
                 self._mutex.wait((idle_until if is_idle else due) - now)
+
+
+def _joined(refusals: Sequence[EpisodeRefusedError]) -> EpisodeRefusedError:
+    """Return the errors of several writers as one."""
+    others = f" (and {len(refusals) - 1} more episodes)" if len(refusals) > 1 else ""
+    named = [episode for refusal in refusals for episode in refusal.episodes]
+    return type(refusals[0])(f"{refusals[0].args[0]}{others}", named)
 
 
 def _taken_here(earlier: EpisodeStart, newest: EpisodeStart) -> EpisodeTakenError:
