@@ -28,8 +28,8 @@ logger = logging.getLogger("sqlbuffer")
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Final = Mapping[str, Any]
-# Checks the columns of a block of steps, and names their layout.
-CheckBlock = Callable[[Mapping[str, Any], Casting], tuple[GivenColumns, Layout]]
+# Checks the columns of a block of steps, which it copies or not, and names their layout.
+CheckBlock = Callable[[Mapping[str, Any], Casting, bool], tuple[GivenColumns, Layout]]
 # Begins an episode of an environment.
 Begin = Callable[[int, int | None, str | None], EpisodeStart]
 
@@ -206,6 +206,18 @@ class VectorWriter:
                 pending of the episode is lost, and the next call begins another one there.
             EpisodeEndedError: The episode was ended elsewhere, in the same way.
         """
+        self._write(steps, final, reset, mask, copy=True)
+
+    def take(self, steps: Mapping[str, Any], final: Final | None, mask: Flags) -> None:
+        """Add steps as `write` does, without a copy of their arrays.
+
+        :meta private:
+        """
+        self._write(steps, final, None, mask, copy=False)
+
+    def _write(
+        self, steps: Mapping[str, Any], final: Final | None, reset: Any, mask: Any, *, copy: bool
+    ) -> None:
         self._check_open()
         lead = self._lead(steps)
         is_reset = self._flags(reset, "reset", lead, default=False)
@@ -214,7 +226,7 @@ class VectorWriter:
         if not is_step.all():  # the others need not be values at all
             rows = np.flatnonzero(is_step)
             flat = {name: _rows_of(values, rows) for name, values in flat.items()}
-        columns, layout = self._check(flat, self._casting)
+        columns, layout = self._check(flat, self._casting, copy and rows is None)
         ends = np.zeros(len(is_step), bool)
         for flags in (columns.terminated, columns.truncated):
             if flags is not None:
@@ -488,22 +500,19 @@ class VectorWriter:
             raise FieldError(
                 f"steps is a dict of arrays, a value for each declared field, got {shown(steps)}"
             )
-        n_dims = {
-            **{name: len(s.shape) for name, s in self._layout.specs.items() if not s.is_variable},
-            **dict.fromkeys(_NUMBERS, 0),
-        }
         for name, values in steps.items():
             if isinstance(values, Mapping):
                 raise FieldError(
                     f"{name}: a dict has no shape; give each part as the array of its field, such "
                     f"as {name}_{next(iter(values), 'part')}"
                 )
-            if values is None or name not in n_dims:
+            spec = self._layout.specs.get(name)
+            if values is None or (name not in _NUMBERS and (spec is None or spec.is_variable)):
                 continue
             shape = np.shape(values)
             if name in _NUMBERS and len(shape) > 1 and shape[-1] == 1 and self.n_envs != 1:
                 shape = shape[:-1]
-            lead = shape[: max(0, len(shape) - n_dims[name])]
+            lead = shape[: max(0, len(shape) - (0 if spec is None else len(spec.shape)))]
             if lead[-1:] == (self.n_envs,) and len(lead) <= 2:
                 return lead
             raise self._wrong(name, shape)
@@ -578,9 +587,12 @@ class VectorWriter:
                 f"final is a dict with the observation fields {', '.join(specs) or 'none'}, each "
                 f"an array as in the steps, got {named}"
             )
-        columns = self._flat(final, lead)
+        for name, values in final.items():
+            if not specs[name].is_variable and np.shape(values)[: len(lead)] != lead:
+                raise self._wrong(name, np.shape(values), lead)
         if not ends.any():
             return {}
+        columns = self._flat(final, lead)
         return {
             place: pack_final(
                 self._observation,

@@ -164,15 +164,19 @@ def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
 _NO_LIMIT = 2**62  # the writer has checked the sizes
 
 
-def checked_steps(layout: Layout, columns: GivenColumns, max_row_bytes: int) -> GivenColumns:
-    """Return columns whose payloads are encoded, and whose fields share no memory with the input.
+def checked_steps(
+    layout: Layout, columns: GivenColumns, max_row_bytes: int, *, copy: bool
+) -> GivenColumns:
+    """Return columns whose payloads are encoded; with `copy`, their fields share no memory with the
+    input.
 
     Raises:
         FieldError: A payload cannot be stored, or a step is too large.
     """
-    for name, values in columns.fields.items():
-        if isinstance(values, np.ndarray):
-            columns.fields[name] = values.copy()
+    if copy:
+        for name, values in columns.fields.items():
+            if isinstance(values, np.ndarray):
+                columns.fields[name] = values.copy()
     if columns.reward_tags or any(column is not None for column in columns.payloads):
         columns = replace(columns, encoded=step_payloads(columns))
     step_sizes(layout, columns, max_row_bytes)

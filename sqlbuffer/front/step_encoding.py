@@ -208,15 +208,17 @@ class ChunkEncoding:
         chunks = packed.chunks + pack_step_blocks(self._layout, blocks)
         return ChunkBatch(chunks, None, endings, beginnings)
 
-    def block(self, columns: Mapping[str, Any], casting: Casting) -> tuple[GivenColumns, Layout]:
-        """Return the checked columns of a block of steps, and their layout.
+    def block(
+        self, columns: Mapping[str, Any], casting: Casting, copy: bool
+    ) -> tuple[GivenColumns, Layout]:
+        """Return the checked columns of a block of steps, copied or not, and their layout.
 
         Raises:
             FieldError: As `pack_columns`.
         """
         layout = self._layout.fixed
         checked = check_columns(layout, columns, casting)
-        return checked_steps(layout, checked, self._limit), layout
+        return checked_steps(layout, checked, self._limit, copy=copy), layout
 
     def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
         """Store a batch; see `RowEncoding.store`."""

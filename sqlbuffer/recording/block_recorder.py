@@ -91,10 +91,14 @@ class BlockRecorder:
         last, lacks_final = after, np.zeros_like(acts)
         if self._autoreset == "same_step" and ends.any():
             last, lacks_final = self._last(after, ends, final)
-        for mask, observed in ((acts & ~lacks_final, last), (acts & lacks_final, None)):
-            if mask.any():
-                self._write({**self._before, **step}, observed, mask)
-        self._acts = acts & ~ends if self._autoreset != "same_step" else acts
+        step = {**self._before, **step}
+        if lacks_final.any():
+            self._write(step, last, acts & ~lacks_final)
+            self._write(step, None, acts & lacks_final)
+        elif acts.any():
+            self._write(step, last, acts)
+        if self._autoreset != "same_step":
+            self._acts = acts & ~ends
         self._awaits_reset = ends if self._autoreset == "next_step" else np.zeros_like(acts)
         self._start(after, self._acts | awaited_reset)
 
@@ -129,7 +133,7 @@ class BlockRecorder:
         if after is None and following:
             raise no_final_observation()
         repeated = {NEXT + name: after[name] for name in following} if after else {}
-        self.writer.write({**step, **repeated}, final=self._final(after), mask=mask)
+        self.writer.take({**step, **repeated}, self._final(after), mask)
 
     def _start(self, observations: Values, chosen: Flags) -> None:
         """Take the observations before the next steps of some environments."""
