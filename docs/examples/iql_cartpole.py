@@ -5,9 +5,8 @@
 A scripted policy that acts at random most of the time makes a data set: flat arrays in an `.npz`
 file, the form of D4RL. They are imported into a buffer as whole episodes. IQL (Kostrikov et al.
 2021, equations 5 to 7) passes over the buffer and never plays. Its policy is then evaluated next to
-the scripted one. Run it again: the data set is not stored twice. It needs `pip install
-'.[demo,torch]'` in the checkout. The exit code is 0 if IQL is better, and 1 if it is not.
-"""
+the scripted one. Run it again: the data set is not stored twice. It needs gymnasium and torch. The
+exit code is 0 if IQL is better, and 1 if it is not."""
 
 import argparse
 import sys
@@ -95,7 +94,7 @@ class IQL:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="sqlite:///iql.db", help="of the database")
-    parser.add_argument("--data", default="cartpole.npz", help="file of the data set")
+    parser.add_argument("--data", help="file of the data set")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data set")
     parser.add_argument("--quick", action="store_true", help="a fifth of the data set")
@@ -103,12 +102,13 @@ def main() -> int:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
-    if not Path(args.data).exists():
-        steps = play(lambda obs: scripted(obs, rng), 10_000 if args.quick else 50_000, args.seed)
-        np.savez(args.data, **steps)
-    print(import_arrays(args.url, args.data, "cartpole"))
+    data = Path(args.data or f"cartpole{'-quick' * args.quick}.npz")
+    if not data.exists():
+        n_steps = 10_000 if args.quick else 50_000
+        np.savez(data, **play(lambda obs: scripted(obs, rng), n_steps, args.seed))
+    print(import_arrays(args.url, data, data.stem))
     iql, before = IQL(), mean_return(lambda obs: scripted(obs, rng), 5_000)
-    with ReplayBuffer(args.url, "cartpole") as buffer:
+    with ReplayBuffer(args.url, data.stem) as buffer:
         passes = {"epochs": args.epochs, "seed": args.seed, "mirror": True, "device": "cpu"}
         losses = [iql.update(b) for b in buffer.loader("transition", 256, gamma=GAMMA, **passes)]
     after = mean_return(iql.act, 5_000)

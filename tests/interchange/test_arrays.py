@@ -138,7 +138,7 @@ def test_arrays_come_back_element_by_element(schema_url: str, tmp_path: Path, se
             kind = bool if name == "terminals" else values.dtype
             assert out[name].dtype == kind
             np.testing.assert_array_equal(out[name], values.astype(kind))
-    again = import_arrays(schema_url, tmp_path / "out.npz", task_id="default")
+    again = import_arrays(schema_url, tmp_path / "out.npz")
     assert (again.n_stored, again.n_duplicates) == (0, len(arrays["rewards"]))
 
 

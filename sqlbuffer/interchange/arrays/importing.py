@@ -89,7 +89,8 @@ def import_arrays(
             it as truncated, `open` leaves it open, and `drop` leaves the steps out.
         store_next: Store `next_observations` in the fields `next_obs`. By default only where they
             are not the observations of the next steps.
-        task_id: Task of all episodes; by default the file's name without its ending, or `default`.
+        task_id: Task of all episodes; `default` if omitted. An episode of another task is another
+            one, also if its steps are the same.
         agent_id: Agent that acted.
         prefix: Text that is put before the ids of episodes, such as `run1/`.
         on_conflict: For other episodes of the buffer that have the ids: `error`, or `skip` to leave
@@ -193,7 +194,7 @@ def import_source(
             whose = "the new buffer" if buffer is None else f"buffer {buffer.name!r}"
             _check_fits(plan, declared.specs, whose, store_next=store_next)
         target = stack.enter_context(import_target(buffer, url, name, settings, counts))
-        task = options.task_id or source.task_id
+        task = options.task_id or "default"
         stores = [
             _LaneStore(
                 target, counts, options, source.name, task, lane.agent_id or options.agent_id,

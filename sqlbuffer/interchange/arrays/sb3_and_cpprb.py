@@ -123,9 +123,7 @@ def from_sb3(
         of_env = _env_columns(arrays, order, env)
         agent = f"env-{env}" if n_envs > 1 else None
         lanes.append(Lane(lambda of_env=of_env: iter([of_env]), agent, after))  # type: ignore[misc]
-    return import_source(
-        FlatSource("replay_buffer", "default", lanes), url, name, options, settings
-    )
+    return import_source(FlatSource("replay_buffer", lanes), url, name, options, settings)
 
 
 # An array (size, n_envs, *shape), and the shape of one of its values.
@@ -358,9 +356,7 @@ def from_cpprb(
         on_progress,
     )
     lanes = [Lane(lambda: iter([dict_columns(stored)]))]
-    return import_source(
-        FlatSource("replay_buffer", "default", lanes), url, name, options, settings
-    )
+    return import_source(FlatSource("replay_buffer", lanes), url, name, options, settings)
 
 
 def to_cpprb(

@@ -70,13 +70,11 @@ class FlatSource:
 
     Attributes:
         name: Name for messages.
-        task_id: Default task of the episodes.
         lanes: The agents.
         may_repeat: True if the arrays can be read twice.
     """
 
     name: str
-    task_id: str
     lanes: Sequence[Lane]
     may_repeat: bool = True
 
@@ -93,12 +91,12 @@ def opened_source(arrays: Any, stack: ExitStack) -> FlatSource:
         return _file(checked_path(arrays, "arrays", WHAT), stack)
     if isinstance(arrays, Mapping):
         columns = dict_columns(arrays)
-        return FlatSource("the dict of arrays", "default", [Lane(lambda: iter([columns]))])
+        return FlatSource("the dict of arrays", [Lane(lambda: iter([columns]))])
     if not isinstance(arrays, Iterable) or isinstance(arrays, (type, bytes, bytearray, np.ndarray)):
         raise refused(arrays, "arrays", WHAT)
     # A list can be read twice, and a generator only once.
     is_list = isinstance(arrays, Sequence)
-    return FlatSource("the iterable of arrays", "default", [Lane(lambda: _chunks(arrays))], is_list)
+    return FlatSource("the iterable of arrays", [Lane(lambda: _chunks(arrays))], is_list)
 
 
 def _chunks(chunks: Iterable[Any]) -> Iterator[Columns]:
@@ -128,7 +126,7 @@ def _file(path: Path, stack: ExitStack) -> FlatSource:
         name: FlatColumn(column.shape, column.dtype, _named(path, column))
         for name, column in columns.items()
     }
-    return FlatSource(str(path), path.stem, [Lane(lambda: iter([named]))])
+    return FlatSource(str(path), [Lane(lambda: iter([named]))])
 
 
 def _named(path: Path, column: FlatColumn) -> Callable[[int], Iterator[NDArray[Any]]]:
