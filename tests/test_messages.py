@@ -21,7 +21,7 @@ PUBLIC_MODULES += ["interchange"]
 # What other libraries have, and messages tell to call.
 OTHERS = {"make", "flatnonzero", "to_dense", "dequantize", "time", "filterwarnings"}
 OTHERS |= {"set_buffer_size"}  # a function of the user
-OTHERS |= {"exclude", "aec_to_parallel"}  # of a TensorDict, and of PettingZoo
+OTHERS |= {"exclude", "MultiStepTransform", "aec_to_parallel"}  # of TorchRL and PettingZoo
 
 
 def texts_of(node):
