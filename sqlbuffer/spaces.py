@@ -544,7 +544,7 @@ def _tree_of(name: str, node: Node) -> Any:
     """Return the fields of a space, nested as in the space.
 
     Raises:
-        FieldError: The JSON is none of a space; names the field.
+        FieldError: The JSON is not that of a space; names the field.
     """
     try:
         tree = _tree(name, node, SpaceField(name, np.dtype("?"), (), ()))

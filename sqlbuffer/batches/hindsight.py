@@ -35,8 +35,8 @@ class HindsightGoals:
     """How `sample_transitions` gives transitions another goal in hindsight (HER).
 
     Of a batch of b transitions, b n / (n + 1) are relabelled, n being `n_sampled_goal`. If this is
-    not an integer, one more is relabelled with the probability of the rest. Which rows are
-    relabelled is random. For each of them a step of its episode is chosen. The achieved goal in the
+    not an integer, one more is relabelled with the probability of the rest. The relabelled rows are
+    chosen at random. For each of them a step of its episode is chosen. The achieved goal in the
     observation after that step becomes the desired goal, before and after the transition.
     (Andrychowicz et al. 2017, arXiv:1707.01495, section 3.2.)
 

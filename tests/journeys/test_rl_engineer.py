@@ -86,10 +86,10 @@ def test_trains_looks_copies_and_goes_on(
     torch.manual_seed(0)
     torch.set_num_threads(1)
     url, there_url = make_database_url(here), make_database_url(there)
-    spaces = fields_from_env(make_env())
+    declared = fields_from_env(make_env())
 
     # Record and learn, in one process.
-    buffer = ReplayBuffer(url, "cartpole", max_capacity=10_000, create=True, **spaces)
+    buffer = ReplayBuffer(url, "cartpole", max_capacity=10_000, create=True, **declared)
     dqn = DQN()
     losses = train(buffer, dqn, 1_000, seed=1)
     assert len(losses) == 100
@@ -382,7 +382,7 @@ def test_learns_goals_in_hindsight_and_fills_a_buffer_from_a_simulator(
     with pytest.raises(ArgumentError, match="n_step=1"):
         reach.sample_transitions(256, n_step=3, relabel=goals)
     with reach.mirror() as mirror:
-        (batch,) = (mirror.sample_transitions(64, relabel=goals),)
+        batch = mirror.sample_transitions(64, relabel=goals)
         rows = np.flatnonzero(batch.info["relabelled"])
         expected = reached(batch.next_obs["achieved_goal"], batch.obs["desired_goal"], {})
         np.testing.assert_array_equal(batch.reward[rows], expected[rows])

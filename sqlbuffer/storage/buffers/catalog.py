@@ -433,7 +433,7 @@ def _with_spaces(engine: Engine, buffer: BufferInfo, spaces: Spaces) -> BufferIn
     return replace(buffer, config=completed(buffer.config))
 
 
-# The newest names of so many buffers are compared with that of a new one.
+# The name of a new buffer is compared with those of this many of the newest.
 NAMES_COMPARED = 1_000
 _warned_of: set[tuple[Hashable, str]] = set()
 

@@ -153,7 +153,7 @@ class OpenBuffer:
     Attributes:
         layout: Byte layout of its steps.
         observation_layout: Byte layout of an observation.
-        is_closed: Whether it was closed: it gives no batches, and can be used all the same.
+        is_closed: True if it was closed: draws are refused, and reads and writes still work.
         watermark: Number up to which no row can appear any more.
         last_window: The window that was read last; None before the first read.
         own_writes: Stores the waiting steps of this process before it reads.
