@@ -63,6 +63,11 @@ LINES = {
     "a buffer restored from Parquet: steps a second over": BOTH,
     "`import_arrays` of a dict of arrays vs `store_episode`": BOTH,
     "`import_arrays` of an `.npz` file vs `store_episode`": BOTH,
+    **{
+        f"`{call}` of {n} environments vs `store_episode`": BOTH
+        for call in ("vector_writer", "record")
+        for n in (64, 512)
+    },
     "room on disk of small steps vs their raw bytes, {}": BOTH,
     "tables of small steps after 10 turnovers": {"PostgreSQL"},
     "tables of frames of 28 KB after 10 turnovers": {"PostgreSQL"},
