@@ -75,7 +75,7 @@ class SingleValues:
         return self._reward(reward), self._of_all(terminated), self._of_all(truncated)
 
     def final(self, info: Any, i: int) -> Values | None:
-        return None  # a single environment is reset by a call of its own
+        return None  # it is reset by a call of its own
 
     def _of_spaces(self, fields: SpaceFields, value: Any) -> Values:
         return values_of_one(fields, value)
@@ -183,20 +183,8 @@ class VectorValues(SingleValues):
         return filled
 
 
-class ParallelValues:
-    """Values of all agents of a parallel environment; see `StepValues`.
-
-    Args:
-        env: The environment.
-        fields: Its fields.
-        options: What else is stored.
-    """
-
-    def __init__(self, env: Any, fields: EnvironmentFields, options: RecordOptions) -> None:
-        self._env, self._fields, self._options = env, fields, options
-
-    def reset_mask(self, options: dict[str, Any] | None) -> Flags:
-        return np.ones(1, bool)
+class ParallelValues(SingleValues):
+    """Values of all agents of a parallel environment; see `StepValues`."""
 
     def observed(self, observation: Any, info: Any, needed: Flags) -> Values:
         alive = {
@@ -220,9 +208,6 @@ class ParallelValues:
         number = self._options.reward or (lambda of_agents: float(sum(of_agents.values())))
         has_ended, is_cut = not self._env.agents, any(truncations.values())
         return [number(rewards)], [has_ended and not is_cut], [has_ended and is_cut]
-
-    def final(self, info: Any, i: int) -> Values | None:
-        return None  # a parallel environment is reset by a call of its own
 
 
 def _of_agents(fields: SpaceFields, value: Any) -> Values:

@@ -265,3 +265,9 @@ def test_a_broken_example_fails(page, read, good, broken, message):
     assert GOOD.count(good) == 1
     with pytest.raises(Exception, match=message):
         read(page(GOOD.replace(good, broken)))
+
+
+@pytest.mark.parametrize("mark", ["<<<<<<<", ">>>>>>>"])
+def test_no_page_has_the_marks_of_a_merge(mark: str) -> None:
+    marked = [page for page in pages() if re.search(f"^{mark} ", text_of(page), re.MULTILINE)]
+    assert marked == []
