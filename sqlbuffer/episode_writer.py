@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sqlbuffer.arguments import checked_session
 from sqlbuffer.encoding.column_chunks import PackedStep
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
@@ -23,6 +24,36 @@ logger = logging.getLogger("sqlbuffer")
 Encode = Callable[[int, Mapping[str, Any]], Record | PackedStep]
 # Makes that of an episode which began so.
 Encoding = Callable[[EpisodeStart], Encode]
+
+
+class NewEpisodes:
+    """What the episodes that begin from now on have in common.
+
+    Args:
+        model_version: Version of the model that acts.
+        session_id: Training session.
+    """
+
+    def __init__(self, model_version: int | None, session_id: str | None) -> None:
+        self.model_version, self.session_id = model_version, session_id
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the model that acts."""
+        return self._model_version
+
+    @model_version.setter
+    def model_version(self, version: int | None) -> None:
+        self._model_version = None if version is None else encode_step(version, "model_version")
+
+    @property
+    def session_id(self) -> str | None:
+        """The training session."""
+        return self._session_id
+
+    @session_id.setter
+    def session_id(self, session_id: str | None) -> None:
+        self._session_id = None if session_id is None else checked_session(session_id)
 
 
 class EpisodeWriter:

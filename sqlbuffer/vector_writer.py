@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.arguments import checked_session
 from sqlbuffer.display import shown
 from sqlbuffer.encoding.columns import FLAGS, GivenColumns, check_step_names
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.encoding.step_blocks import NO_EPISODE, StepBlock
+from sqlbuffer.episode_writer import NewEpisodes
 from sqlbuffer.errors import BufferConfigError, EpisodeRefusedError, FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
 from sqlbuffer.processes import at_process_end
@@ -74,7 +73,7 @@ class _PlacedSteps:
         self.cut_before |= is_cut & (self.last < 0)
 
 
-class VectorWriter:
+class VectorWriter(NewEpisodes):
     """Writes the steps of n environments that act together; `ReplayBuffer.vector_writer` makes one.
 
     Each environment has one episode after the other. A step that is `terminated` or `truncated`
@@ -134,7 +133,7 @@ class VectorWriter:
     ) -> None:
         self.n_envs, self._begin, self._check, self._layout = n_envs, begin, check, layout
         self._observation, self._queue, self._casting = observation, queue, casting
-        self.model_version, self.session_id = model_version, session_id
+        super().__init__(model_version, session_id)
         # Of each environment the number of its open episode, and the place of its next step.
         self._numbers = np.full(n_envs, NO_EPISODE, np.int64)
         self._places = np.zeros(n_envs, np.int64)
@@ -145,24 +144,6 @@ class VectorWriter:
         self._is_open = True
         # Called when the process ends while an episode is open.
         self.at_end: Callable[[], None] = self.close
-
-    @property
-    def model_version(self) -> int | None:
-        """Version of the model that acts."""
-        return self._model_version
-
-    @model_version.setter
-    def model_version(self, version: int | None) -> None:
-        self._model_version = None if version is None else encode_step(version, "model_version")
-
-    @property
-    def session_id(self) -> str | None:
-        """The training session."""
-        return self._session_id
-
-    @session_id.setter
-    def session_id(self, session_id: str | None) -> None:
-        self._session_id = None if session_id is None else checked_session(session_id)
 
     @property
     def episode_ids(self) -> list[str | None]:

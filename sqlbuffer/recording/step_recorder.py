@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.arguments import checked_session
-from sqlbuffer.encoding.records import encode_step
-from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.episode_writer import EpisodeWriter, NewEpisodes
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.recording.recorder import (
@@ -74,7 +72,7 @@ class _Lane:
         return {name: observation[name] for name in self._env_fields.final} if observation else None
 
 
-class StepRecorder:
+class StepRecorder(NewEpisodes):
     """Stores the steps of few environments one by one; see `Recorder`.
 
     Args:
@@ -96,25 +94,7 @@ class StepRecorder:
         self._begin, self._wait, self._flush = writing.begin, writing.wait, flush
         self._autoreset = autoreset
         self._lanes = [_Lane(env_fields) for _ in range(n_envs)]
-        self.model_version, self.session_id = writing.model_version, writing.session_id
-
-    @property
-    def model_version(self) -> int | None:
-        """See `Recorder`."""
-        return self._model_version
-
-    @model_version.setter
-    def model_version(self, version: int | None) -> None:
-        self._model_version = None if version is None else encode_step(version, "model_version")
-
-    @property
-    def session_id(self) -> str | None:
-        """See `Recorder`."""
-        return self._session_id
-
-    @session_id.setter
-    def session_id(self, session_id: str | None) -> None:
-        self._session_id = None if session_id is None else checked_session(session_id)
+        super().__init__(writing.model_version, writing.session_id)
 
     @property
     def acts(self) -> Flags:
