@@ -45,6 +45,7 @@ from sqlbuffer.interchange.output import (
     ImportIds,
     ImportReport,
     WorkPlace,
+    disk_full,
     is_full,
     make_parents,
     named_damage,
@@ -496,10 +497,7 @@ def _output(target: Path, overwrite: bool) -> Iterator[Any]:
         work.replace(target)
     except OSError as error:
         if is_full(error):
-            raise ExportError(
-                f"the disk of {target} is full ({error}); free space, or name a file on another "
-                f"disk, and export again"
-            ) from error
+            raise disk_full(target, error) from error
         raise
     finally:
         place.close()

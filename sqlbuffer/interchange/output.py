@@ -409,6 +409,14 @@ class OutputFolder:
         return len(sizes), sum(sizes)
 
 
+def disk_full(target: Path, error: OSError) -> ExportError:
+    """Return the error for a file that its disk has no room for."""
+    return ExportError(
+        f"the disk of {target} is full ({error}); free space, or name a file on another disk, and "
+        f"export again"
+    )
+
+
 def is_full(error: OSError) -> bool:
     """Return whether an error says that there is no more space."""
     return error.errno in _FULL

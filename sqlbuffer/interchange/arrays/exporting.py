@@ -24,7 +24,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.interchange.arrays.naming import array_name
 from sqlbuffer.interchange.arrays.sources import PIECE_BYTES, Arrays
-from sqlbuffer.interchange.output import ExportReport, WorkPlace, is_full, make_parents
+from sqlbuffer.interchange.output import ExportReport, WorkPlace, disk_full, is_full, make_parents
 from sqlbuffer.interchange.streams import BufferStream, WholeEpisode, WholeEpisodes, chosen_columns
 from sqlbuffer.spaces import NEXT
 
@@ -408,10 +408,7 @@ def _work_folder(target: Path, overwrite: bool) -> Iterator[Path]:
         yield place.path
     except OSError as error:
         if is_full(error):
-            raise ExportError(
-                f"the disk of {target} is full ({error}); free space, or name a file on another "
-                f"disk, and export again"
-            ) from error
+            raise disk_full(target, error) from error
         raise
     finally:
         place.close()
