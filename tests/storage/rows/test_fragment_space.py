@@ -64,7 +64,8 @@ def buffer(buffer_url):
 @pytest.mark.slow
 def test_ten_turnovers_do_not_grow_the_database(buffer_url, buffer):
     early = turn_over(buffer, 5)
-    assert turn_over(buffer, 10) < 1.25 * early
+    # A statement of the server itself may keep a few parts for one look longer.
+    assert turn_over(buffer, 10) - early < CAPACITY * PART_BYTES
     assert len(parts_of(buffer_url)) == CAPACITY
     assert lost_parts(buffer_url) == 0
     assert size_of(buffer) < 8 * CAPACITY * PART_BYTES
