@@ -9,10 +9,12 @@ from tests.support.watch import rows_handled, watched
 
 pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
-N_STEPS = 30_000  # in 3,000 episodes and 375 groups
+N_STEPS = 10_000  # in 1,000 episodes and 125 groups
 N_EXAMPLES = len(blocks(PAGE, "sql")) + 1
 STEP_TABLES = ("experiences", "chunks", "chunk_data", "deleted_steps", "labels")
-MOST_STEPS_READ = 9_000  # `rows` of v_buffers counts those of two blocks of 4,096
+MOST_STEPS_READ = 1_000
+# These count the steps of blocks that no writer has counted, as all are in a test.
+COUNTING = ("v_buffers", "v_storage")
 
 
 def fill_large(url):
@@ -30,7 +32,7 @@ def test_an_example_reads_no_more_than_it_has_to(unchanged_url, layout, number):
     with watch, watch.engine.connect() as connection:
         connection.exec_driver_sql(statement).all()
         connection.rollback()
-    if not is_slow:
+    if not is_slow and not any(view in statement for view in COUNTING):
         assert watch.rows_scanned + watch.rows_fetched < MOST_STEPS_READ, question
     assert watch.steps < (250 if is_slow else 80) * N_STEPS, question
     if not is_sqlite(unchanged_url):

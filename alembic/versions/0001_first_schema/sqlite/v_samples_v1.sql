@@ -1,7 +1,7 @@
 -- The inner part has only cheap columns, and the rest is looked up for the steps and columns of a
--- query. It ends with UNION ALL and no row, so that SQLite does not take it apart where a query joins
--- v_experiences: it would compare each batch with all steps. `seq` is cast so that such a join may use
--- an index of it: values of json_each have no affinity.
+-- query. It ends with UNION ALL and no row of experiences, so that SQLite, where a query joins
+-- v_experiences, neither takes it apart nor expects few draws: it would compare each draw with all
+-- steps. `seq` is cast so that such a join may use an index of it: values of json_each have no affinity.
 CREATE VIEW v_samples AS
 SELECT r.buffer, r.batch_id, r.clock, r.sampler, r.seed, r.sampled_at, r.position, r.seq,
     (SELECT json_extract(s.probabilities, '$[' || (r.position - 1) || ']') FROM samples s WHERE s.id = r.batch_id) AS probability,
@@ -40,5 +40,5 @@ FROM (
     JOIN samples s ON s.buffer_id = w.buffer_id
     CROSS JOIN json_each(s.seqs) r
     UNION ALL
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, CAST(NULL AS INTEGER), CAST(NULL AS INTEGER), NULL, NULL WHERE 0
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, CAST(NULL AS INTEGER), CAST(NULL AS INTEGER), NULL, NULL FROM experiences WHERE 0
 ) r
