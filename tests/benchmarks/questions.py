@@ -49,7 +49,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
             times = times_of_all(bench, url, "no statistics")
             run_outside_transaction(url, "ANALYZE")
             times |= times_of_all(bench, url, "fresh statistics")
-        of = f"{layout}, {bench.scale.rows:,} steps"
+        of = f"{layout}, {bench.scale.rows:,} rows"
         for what, limit_s, slow in (
             (f"SQL that reads summaries: the slowest question over 1 s, {of}", QUICK_S, False),
             (f"SQL that reads every step: the slowest question over 10 s, {of}", SLOW_S, True),
