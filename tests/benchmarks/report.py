@@ -166,7 +166,8 @@ _SPREAD = re.compile(r" \((?:≥ )?[\d.,]+[^()]* to [^()]*\)")
 
 
 def short(section: dict[str, Any]) -> str:
-    """Return a section as the page shows it: a line for each measurement, without quartiles.
+    """Return a section as the page shows it: a line for each measurement with a target, and without
+    quartiles.
 
     Figures that miss their target are bold.
     """
@@ -176,11 +177,14 @@ def short(section: dict[str, Any]) -> str:
 
 
 def _short_tables(rows: list[dict[str, str]]) -> list[str]:
+    if not rows:
+        return []
     if tuple(rows[0]) != HEADER:
         there = [row for row in rows if "not installed" not in row.values()]
         return [
             _compact([list(rows[0]), *([_plain(cell) for cell in row.values()] for row in there)])
         ]
+    rows = [row for row in rows if row["Target"] != "reported"]
     databases = list(dict.fromkeys(_database(row) for row in rows))
     of_files = [name for name in databases if name in ("SQLite", "PostgreSQL")]
     groups = [of_files, *([name] for name in databases if name not in of_files)]
@@ -194,9 +198,9 @@ def _by_database(rows: list[dict[str, str]], databases: list[str]) -> str:
             lines.setdefault(row["Measurement"], {})[_database(row)] = row
     table = [["Measurement", "Target", *databases]]
     for what, of in lines.items():
-        targets = dict.fromkeys(row["Target"].replace("reported", "") for row in of.values())
+        targets = dict.fromkeys(row["Target"] for row in of.values())
         cells = [_figure(of[name]) if name in of else "" for name in databases]
-        table.append([what, " or ".join(filter(None, targets)), *cells])
+        table.append([what, " or ".join(targets), *cells])
     return _compact(table)
 
 
@@ -205,7 +209,7 @@ def _database(row: dict[str, str]) -> str:
 
 
 def _figure(row: dict[str, str]) -> str:
-    value = _plain(row["Measured"] or row["Absolute"])
+    value = _plain(row["Measured"])
     return f"**{value}**" if row["Met"] == "**no**" else value
 
 

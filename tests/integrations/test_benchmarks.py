@@ -171,7 +171,7 @@ def test_the_documented_figures_are_those_of_a_full_run():
     assert "reduced" not in "".join(stored["figures"]["facts"])
 
 
-def test_the_page_has_a_line_for_each_measurement_and_marks_what_misses_its_target():
+def test_the_page_has_a_line_for_each_target_and_marks_those_that_are_missed():
     figures = [
         Figure("inserts", "SQLite, synchronous=NORMAL", "5 ms", Ratio(0.4, 0.3, 0.45), 0.5),
         Figure("inserts", "PostgreSQL, synchronous_commit=on", "4 ms", Ratio(0.8, 0.7, 0.9), 0.4),
@@ -185,7 +185,6 @@ def test_the_page_has_a_line_for_each_measurement_and_marks_what_misses_its_targ
         "| Measurement | Target | SQLite | PostgreSQL |",
         "| --- | --- | --- | --- |",
         "| inserts | ≥ 0.5 or ≥ 0.4 | **0.40** | 0.80 |",
-        "| draws |  | 32: 2.0 ms; 64: 3 ms |  |",
         "",
         "| Measurement | Target | memory |",
         "| --- | --- | --- |",

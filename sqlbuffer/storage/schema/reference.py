@@ -53,7 +53,6 @@ INNER = {
     "uses": "how often each row was sampled.",
     "work_items": "rollouts to play: `v_work`.",
 }
-_AFTER_FIRST_CLAUSE = re.compile(r"(?:\.(?=\s)|\.$|:).*", re.DOTALL)
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -64,12 +63,8 @@ def with_sections(document: str) -> str:
 
 
 def views_list() -> str:
-    """Return the first sentence about each view as Markdown."""
-    rows = (
-        (f"[{name}](#{name})", _AFTER_FIRST_CLAUSE.sub("", view.text))
-        for name, view in VIEWS.items()
-    )
-    return "\n".join(_grid(("view", "content"), rows))
+    """Return links to the views as Markdown."""
+    return ",\n".join(f"[{name}](#{name})" for name in VIEWS) + "."
 
 
 def views_section() -> str:
@@ -130,11 +125,6 @@ def _indexes(table: Table) -> Iterator[str]:
 
 def _listed(columns: Iterable[Column[object]]) -> str:
     return f"({', '.join(f'`{column.name}`' for column in columns)})"
-
-
-def _grid(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    for row in (header, tuple("---" for _ in header), *rows):
-        yield f"| {' | '.join(row)} |"
 
 
 def main(folder: Path) -> None:
