@@ -76,7 +76,9 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def _section(entry: tuple[str, Any], shared: Collection[tuple[str, str, str]]) -> str:
     name, command = entry
     text = inspect.cleandoc(command.help)
-    lines = [f"## {name}", "", _marked(text), "", f"Usage: `{_usage(name)}`", ""]
+    lines, usage = [f"## {name}", "", _marked(text), ""], _usage(name)
+    if usage not in (f"{name} [OPTIONS]", f"{name} [OPTIONS] [URL]"):
+        lines += [f"Usage: `{usage}`", ""]
     rows = [_row(own) for own in command.params]
     if own := [_line(row) for row in rows if row not in shared]:
         lines += [*own, ""]

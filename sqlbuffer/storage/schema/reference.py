@@ -107,7 +107,7 @@ def _table(table: Table) -> str:
 
 
 def _column(column: Column[object]) -> str:
-    null = " or null" if column.nullable else ""
+    null = "?" if column.nullable else ""
     kind = str(column.type.compile(POSTGRESQL)).replace(' COLLATE "C"', "").lower()
     kind = kind.replace("timestamp with time zone", "time").replace("double precision", "double")
     return f"- `{column.name}` {kind}{null}: {column.comment or ''}"
