@@ -16,19 +16,17 @@ from tests.support.markdown import ROOT
 PAGE = "docs/reference/cli.md"
 INTRO = """# Command line
 
-`sqlbuffer COMMAND --help` prints the same. `python -m tests.docs.cli_page` writes this page.
+`sqlbuffer COMMAND --help` prints the same.
 
 A URL is `sqlite:///FILE`, the path of a SQLite file, or `postgresql://USER@HOST/DATABASE`. A
 command without a URL uses `SQLBUFFER_URL`, or `sqlite:///sqlbuffer.db` if that is not set.
 
-- `sqlbuffer --version` prints the version.
-- `sqlbuffer --install-completion` sets up completion in your shell.
-- `sqlbuffer --show-completion` prints the completion, for you to copy.
+`sqlbuffer --version` prints the version. `--install-completion` sets up completion in your shell.
 """
 EXIT_INTRO = """## Exit codes
 
-Errors are one line on standard error. The next line names the command that prints their entry in
-[Errors](errors.md), such as `sqlbuffer errors URLError`.
+Errors are one line on standard error. The next line names the command that prints their
+[entry](errors.md).
 """
 MEANINGS = {
     0: "The command succeeded.",

@@ -20,8 +20,6 @@ from tests.support.markdown import ROOT
 PAGE = "docs/reference/limits.md"
 INTRO = """# Limits and reserved names
 
-`python -m tests.docs.limits_page` writes this page from the code.
-
 ## Reserved names of fields
 
 `fields`, `meta_fields` and `add_field` refuse these names with a
@@ -209,6 +207,10 @@ LIMITS = {
               "web.pages.sql_page.MOST_CHARACTERS", "characters", "SQLBufferError"),
         Limit("time of a question of the page", "storage.browsing.read_pool.TIME_LIMIT_S", "s",
               "ReadLimitError"),
+        Limit("answer on the page", "web.pages.sql_page.MOST_ROWS", "rows", "cut"),
+        Limit("CSV of the page", "web.pages.sql_page.MOST_CSV_ROWS", "rows", "cut"),
+        Limit("time of such a CSV", "web.pages.sql_page.CSV_TIME_S", "s", "ReadLimitError"),
+        Limit("time of a report", "web.report.TIME_S", "s", "ReadLimitError"),
         Limit("connections of the page", "storage.browsing.read_pool.MOST_CONNECTIONS",
               error="waits"),
         Limit("wait for one of them", "storage.browsing.read_pool.WAIT_S", "s",
