@@ -1,6 +1,5 @@
 """A server that lacks a feature is refused by its name, and nothing is created there."""
 
-import re
 from uuid import uuid4
 
 import psycopg
