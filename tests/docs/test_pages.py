@@ -52,7 +52,7 @@ READ = {
 API = {page for page in pages() if page.startswith("docs/reference/api/")}
 # See test_how_to.py and test_coming_from.py.
 TASKS = {page for page in pages() if page.startswith(("docs/how-to/", "docs/coming-from/"))}
-LANGUAGES = {"python", "console", "sql", "postgresql", "text"}
+LANGUAGES = {"python", "console", "sql", "sqlite3", "postgresql", "text"}
 
 
 def test_every_page_is_read_by_a_test():
