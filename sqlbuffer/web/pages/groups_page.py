@@ -58,7 +58,7 @@ def show(request: Request) -> Response:
 
     column, descends = GROUP_SORTS[sort]
     ending = " DESC" if descends else ""
-    # Not v_groups, which reads all steps.
+    # Not v_groups: pages need an index for each order.
     statement = (
         "SELECT g.* FROM group_stats g JOIN buffers b ON b.id = g.buffer_id "
         f"WHERE b.name = {quoted(name)} "
