@@ -27,7 +27,7 @@ MOST_GROUPS = 50
 # No browser waits for a report.
 TIME_S = 60.0
 _SCRIPTS = ("app.js", "uPlot.min.js", "curves.js")
-_STYLES = ("uPlot.min.css", "app.css")
+_STYLES = ("uPlot.min.css", "app.css", "tables.css")
 
 
 @dataclass(frozen=True)
