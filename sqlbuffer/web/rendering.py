@@ -385,18 +385,15 @@ _SHORT_CHARS = 20
 def short_id(text: str | None) -> Markup:
     """Return an id on one line: the middle of a long one is left out, the whole one is on hover.
 
-    A copy of the text has all of it; see `app.js`.
+    A copy of the text has all of it; see `tables.js`.
     """
     if text is None:
         return Markup(_NOTHING)
-    whole = str(_shown(text))
-    line = " ".join(whole.split()) or whole
+    line = " ".join(text.split()) or text
     if len(line) <= _SHORT_CHARS and line == text:
-        return Markup('<span class="id">{}</span>').format(_shown(text))
+        return Markup('<span class="id">{}</span>').format(text)
     short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
-    return Markup('<span class="id" title="{}" data-whole="{}">{}</span>').format(
-        _shown(text), _shown(text), short
-    )
+    return Markup('<span class="id" title="{}" data-whole="{}">{}</span>').format(text, text, short)
 
 
 def moment(seconds: float | None) -> str:

@@ -338,7 +338,9 @@ class RolloutQuery:
     @property
     def is_filtered(self) -> bool:
         """The query leaves out some rollouts."""
-        return bool(self.filters or self.words) or not (self.group_id is self.condition is None)
+        return bool(self.filters or self.words) or (
+            self.group_id is not None or self.condition is not None
+        )
 
     def exact(self, name: str) -> str | None:
         """Return the one text that a value must be; None if no filter says so."""
