@@ -20,6 +20,7 @@ from starlette.responses import Response
 from sqlbuffer.display import dumps
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.rollouts import Rollout
+from sqlbuffer.web.curves import colour_of
 from sqlbuffer.web.site import site_of
 
 
@@ -171,7 +172,8 @@ def link(request: Request, path: str, **query: Any) -> str:
 
 def here_of(request: Request, **changed: Any) -> str:
     """Return the address of a request without its token, for a link to the same page."""
-    query = {k: v for k, v in request.query_params.multi_items() if k != "token"} | changed
+    asked = request.query_params
+    query = {name: asked.getlist(name) for name in asked if name != "token"} | changed
     path, root = request.scope["path"], request.scope.get("root_path", "")
     below = path.removeprefix(root) if root else path
     return link(request, quote("/" + below.lstrip("/")), **query)
@@ -194,12 +196,14 @@ def environment() -> Environment:
         "ago": ago,
         "aligned": aligned,
         "as_json": as_json,
+        "colour": colour_of,
         "count": count,
         "figure": figure,
         "moment": moment,
         "names": names,
         "percent": percent,
         "rate": rate,
+        "readable": readable,
         "short_id": short_id,
         "size": size,
         "took": took,

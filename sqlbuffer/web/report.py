@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffers import ListedGroup, buffer_names, group_page
-from sqlbuffer.storage.browsing.curves import TimeSpan, buffer_number
+from sqlbuffer.storage.browsing.curves import buffer_number
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.browsing.rollouts import ListedRollout, RolloutQuery, rollout_page
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
@@ -27,7 +27,7 @@ MOST_GROUPS = 50
 # No browser waits for a report.
 TIME_S = 60.0
 _SCRIPTS = ("app.js", "uPlot.min.js", "curves.js")
-_STYLES = ("uPlot.min.css", "app.css", "tables.css")
+_STYLES = ("uPlot.min.css", "app.css", "figures.css", "tables.css")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _hashes(texts: Sequence[str]) -> str:
 
 def _report_of(connection: Any, name: str) -> BufferReport:
     number = buffer_number(connection, name)
-    figures = None if number is None else figures_of(connection, name, TimeSpan())
+    figures = None if number is None else figures_of(connection, name)
     if number is None or figures is None:
         raise BufferNotFoundError(
             f"there is no buffer {name!r}; `sqlbuffer ls URL` lists those that there are"

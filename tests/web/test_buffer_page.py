@@ -41,16 +41,19 @@ def fill(url, name, *, typed):
 
 
 def curves_of(page):
-    """Return the curves of a page by title: their times and lines."""
-    found = {}
-    for title, body in re.findall(r'<h2 id="title-\w+">(.*?)</h2>(.*?)</article>', page, re.DOTALL):
-        data = re.search(r'<script type="application/json">(.*?)</script>', body, re.DOTALL)
-        found[title] = json.loads(data[1]) if data else None
-    return found
+    """Return the curves of a page by title: their axes and lines."""
+    return {
+        title: json.loads(data)
+        for title, data in re.findall(
+            r'<h2 id="title-\w+">(.*?)</h2>.*?<script type="application/json">(.*?)</script>',
+            page,
+            re.DOTALL,
+        )
+    }
 
 
 def lines_of(curve):
-    return {each["label"]: each["values"] for each in curve["series"]}
+    return {line["name"]: line["values"] for line in curve["lines"]}
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
@@ -60,18 +63,18 @@ def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of,
     assert response.status_code == 200
     page, curves = response.text, curves_of(response.text)
     returns = lines_of(curves["Returns"])
-    assert returns["each"] == [N_STEPS * n for n in range(N_EPISODES)]
-    assert returns["mean of 2"][-1] == N_STEPS * (N_EPISODES - 1.5)
-    assert lines_of(curves["Lengths of episodes"])["each"] == [N_STEPS] * N_EPISODES
-    assert curves["Returns"]["x"] == sorted(curves["Returns"]["x"])
+    assert returns["train"] == [N_STEPS * n for n in range(N_EPISODES)]
+    assert lines_of(curves["Lengths of episodes"])["train"] == [N_STEPS] * N_EPISODES
+    (line,) = curves["Returns"]["lines"]
+    assert line["x"] == sorted(line["x"])
     assert set(lines_of(curves["Steps per second"])) == {"in", "≈ out"}
-    stale = lines_of(curves["Staleness of sampled steps"])["each"]
+    stale = lines_of(curves["Staleness of sampled steps"])["train"]
     assert all(3 <= value <= 5 for value in stale)
     assert stale
     assert f"All {N_EPISODES} episodes that have ended." in page
     assert all(f"<h2>{title}" in page for title in ("Priorities", "Reuse", "Age in seconds"))
-    assert page.count('<svg class="bars"') == 5
-    assert "uses are counted in buffers with max_use" not in page
+    assert page.count('<svg class="bars') == 5
+    assert "Uses are counted in buffers with max_use" not in page
 
 
 def date(url, name, typed, writes, draws, reported_s):
@@ -133,9 +136,17 @@ def test_draws_before_the_oldest_step_left_have_no_ratio(schema_url, client_of, 
 def test_an_empty_buffer_says_of_each_figure_what_is_missing(schema_url, client_of):
     ReplayBuffer(schema_url, name="empty").close()
     page = client_of(schema_url).get("/buffer?buffer=empty").text
-    assert set(curves_of(page).values()) == {None}
-    assert page.count("Nothing to show") == 10
+    assert curves_of(page) == {}
     assert "<svg" not in page
+    (line,) = re.findall(r"<summary>No data for (.*?)</summary>", page)
+    titles = line.split(", ")
+    assert titles[:2] == ["Returns", "Lengths of episodes"]
+    reasons = re.findall(
+        r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.split("No data for")[1].split("</dl>")[0]
+    )
+    assert [title for title, _ in reasons] == titles
+    assert len(titles) == 10
+    assert all(reason for _, reason in reasons)
 
 
 def test_odd_returns_are_drawn_as_far_as_they_are_numbers(schema_url, client_of):
@@ -145,7 +156,7 @@ def test_odd_returns_are_drawn_as_far_as_they_are_numbers(schema_url, client_of)
                 episode.append(state=1, reward=reward)
     response = client_of(schema_url).get("/buffer?buffer=odd")
     assert response.status_code == 200
-    assert lines_of(curves_of(response.text)["Returns"])["each"] == [1e200, -1e200, 2.0]
+    assert lines_of(curves_of(response.text)["Returns"])["odd"] == [1e200, -1e200, 2.0]
     assert "NaN" not in response.text
 
 
@@ -177,8 +188,8 @@ def test_a_part_of_the_history_has_its_episodes_alone(schema_url, client_of):
     client = client_of(schema_url)
 
     def returns(query):
-        curve = curves_of(client.get(f"/buffer?buffer=train&{query}").text)["Returns"]
-        return [] if curve is None else lines_of(curve)["each"]
+        curve = curves_of(client.get(f"/buffer?buffer=train&{query}").text).get("Returns")
+        return [] if curve is None else lines_of(curve)["train"]
 
     assert returns("last=1h") == [N_STEPS * n for n in range(5, N_EPISODES)]
     assert returns("until=1600000000") == [N_STEPS * n for n in range(5)]
@@ -214,13 +225,13 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, ty
     episodes, written, sampled, staleness, priorities = tables
     curves = curves_of(client.get(paths[1]).text)
     returns = sorted(float(each["episode_return"]) for each in episodes)
-    assert returns == sorted(lines_of(curves["Returns"])["each"])
+    assert returns == sorted(*lines_of(curves["Returns"]).values())
     assert sum(int(each["written"]) for each in written) == N_EPISODES * N_STEPS
     assert sum(int(each["sampled"]) for each in sampled) == 3 * 8
     found = {f"{float(each['staleness']):.6g}" for each in staleness}
     assert len(staleness) == 3
     # Of batches at about the same time, the curve has one.
-    shown = lines_of(curves["Staleness of sampled steps"])["each"]
+    (shown,) = lines_of(curves["Staleness of sampled steps"]).values()
     assert {f"{value:.6g}" for value in shown} <= found
     assert len(priorities) == N_EPISODES * N_STEPS
 
@@ -235,8 +246,8 @@ def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client
             buffer.extend({**values, "reward": np.full(3, float(number))}, **keys)
     page = client_of(schema_url).get("/buffer?buffer=open").text
     assert "The newest 6 rollouts that are stored" in page
-    assert sorted(lines_of(curves_of(page)["Returns"])["each"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
-    assert set(lines_of(curves_of(page)["Lengths of episodes"])["each"]) == {3.0}
+    assert sorted(lines_of(curves_of(page)["Returns"])["open"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    assert set(lines_of(curves_of(page)["Lengths of episodes"])["open"]) == {3.0}
     ReplayBuffer(schema_url, name="empty").close()
     page = client_of(schema_url).get("/buffer?buffer=empty").text
-    assert "no rollout has ended" in page
+    assert "No rollout has ended" in page

@@ -4,8 +4,8 @@ Times are Unix seconds by the database's clock.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal,
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.browsing.rollouts import in_order
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.chunks.relations import steps_at
 from sqlbuffer.storage.chunks.tables import chunks
@@ -43,6 +43,9 @@ _SLACK_S = 1.0
 
 
 Floats = NDArray[np.float64]
+_NONE: Floats = np.empty(0)
+# What the episodes of a buffer can be told apart by.
+KINDS = ("agent", "session", "version")
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,22 @@ class EpisodePoints:
         lengths: Steps of each.
         is_sample: The points are a sample of the episodes, at even distances.
         has_ends: The points are episodes that have ended.
+        seqs: Number of the last step of each: the steps of the buffer so far. NaN if unknown.
+        places: Number of each among the stored episodes of the buffer, from 1 on. Those of a sample
+            are estimates.
+        versions: Model version of each; NaN if it has none.
+        names: Agent, session or version of each, as asked for; None if it has none.
     """
 
     ended_at: Floats
     returns: Floats
     lengths: Floats
-    is_sample: bool
+    is_sample: bool = False
     has_ends: bool = True
+    seqs: Floats = field(default_factory=lambda: _NONE)
+    places: Floats = field(default_factory=lambda: _NONE)
+    versions: Floats = field(default_factory=lambda: _NONE)
+    names: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +151,17 @@ def buffer_number(connection: Connection, name: str) -> int | None:
     return None if number is None else int(number)
 
 
-def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
-    """Return the ended episodes of a buffer in a part of its history, or a sample of them."""
+def episode_points(
+    connection: Connection, buffer_id: int, span: TimeSpan, by: str | None = None
+) -> EpisodePoints:
+    """Return the ended episodes of a buffer in a part of its history, or a sample of them.
+
+    Args:
+        connection: A snapshot.
+        buffer_id: The buffer.
+        span: Part of the history.
+        by: One of `KINDS`, for the names of the points; None: without names.
+    """
     episode = episodes.c
     low, high = connection.execute(
         select(
@@ -157,23 +178,25 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         )
     ).one()
     if low is None:
-        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+        return EpisodePoints(_NONE, _NONE, _NONE)
     now = now_of(connection)
     first, last = _between(
         span, low, high, lambda numbers: _started_at(connection, buffer_id, numbers, now)
     )
     is_in_span = (episode.buffer_id == buffer_id, episode.id >= first, episode.id <= last)
+    # The session of an episode is that of its last step, which is looked up.
+    most = SAMPLED_EPISODES if by == "session" else MOST_EPISODES
     query = select(
         age_s(func.coalesce(episode.ended_at, episode.started_at)),
         episode["return"],
         episode.length,
+        episode.last_seq,
+        episode.id,
+        episode.model_version,
+        *([episode.agent_id] if by == "agent" else []),
     ).where(episode.status != "open", episode.length.is_not(None))
     further = (
-        select(episode.id)
-        .where(*is_in_span)
-        .order_by(episode.id.desc())
-        .limit(1)
-        .offset(MOST_EPISODES)
+        select(episode.id).where(*is_in_span).order_by(episode.id.desc()).limit(1).offset(most)
     )
     with in_order(connection):
         is_sample = connection.execute(further).scalar_one_or_none() is not None
@@ -182,13 +205,65 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         query = query.where(is_number_of(episode.id, bindparam("ids", ids, SeqList())))
     else:
         query = query.where(*is_in_span)
-    points = connection.execute(query).all()
+    found = connection.execute(query).all()
     table = np.array(
-        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in points],
+        [(now - age, *(np.nan if v is None else v for v in rest[:5])) for age, *rest in found],
         np.float64,
-    ).reshape(-1, 3)
-    ended_at, returns, lengths = table[np.argsort(table[:, 0], kind="stable")].T
-    return EpisodePoints(ended_at, returns, lengths, is_sample)
+    ).reshape(-1, 6)
+    order = np.argsort(table[:, 0], kind="stable")
+    ended_at, returns, lengths, seqs, ids_found, versions = table[order].T
+    points = EpisodePoints(
+        ended_at, returns, lengths, is_sample, seqs=seqs, versions=versions,
+        places=_places(connection, buffer_id, ids_found, first, last, is_sample),
+        names=[found[place][-1] for place in order] if by == "agent" else (),
+    )  # fmt: skip
+    return _named(connection, buffer_id, points, by)
+
+
+def _places(
+    connection: Connection, buffer_id: int, ids: Floats, first: int, last: int, is_sample: bool
+) -> Floats:
+    """Return the numbers of episodes among those of their buffer, by their ends."""
+    episode = episodes.c
+    of_buffer = select(func.count()).where(episode.buffer_id == buffer_id)
+    before, inside = connection.execute(
+        select(
+            of_buffer.where(episode.id < first).scalar_subquery(),
+            of_buffer.where(episode.id >= first, episode.id <= last).scalar_subquery(),
+        )
+    ).one()
+    if not is_sample:
+        return np.arange(ids.size, dtype=np.float64) + float(before + 1)
+    return np.asarray(np.sort(np.interp(ids, [first, last], [before + 1, before + inside])))
+
+
+def _named(
+    connection: Connection, buffer_id: int, points: EpisodePoints, by: str | None
+) -> EpisodePoints:
+    """Return points with names, if they are to have some that are not yet known."""
+    if by == "version":
+        names = [f"{version:.0f}" if np.isfinite(version) else None for version in points.versions]
+        return replace(points, names=names)
+    if by != "session" or not points.seqs.size:
+        return points
+    low = connection.execute(
+        select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
+    ).scalar_one()
+    numbers = np.nan_to_num(points.seqs, nan=0).astype(np.int64)
+    steps = _steps_before(connection, buffer_id, low, numbers)
+    keys: dict[int, str] = dict(
+        connection.execute(
+            select(sessions.c.id, sessions.c.key).where(sessions.c.buffer_id == buffer_id)
+        ).all()
+    )
+    return replace(
+        points,
+        names=[
+            # Not that of an earlier step, if the last one of the episode has left.
+            keys.get(step.session_id or 0) if step is not None and step.seq >= number else None
+            for step, number in zip(steps, numbers, strict=True)
+        ],
+    )
 
 
 def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
@@ -298,7 +373,19 @@ def written_before(
 def _written_at(connection: Connection, buffer_id: int, low: int, numbers: Numbers) -> Floats:
     """Return when the last step at or before each number was written; -inf if there is none."""
     steps = _steps_before(connection, buffer_id, low, numbers)
-    return np.array([-np.inf if step is None else step[1] for step in steps])
+    return np.array([-np.inf if step is None else step.written_at for step in steps])
+
+
+def step_ages(connection: Connection, buffer_id: int, numbers: Sequence[int]) -> list[float | None]:
+    """Return how many seconds ago each of some steps was written; None for one that has left."""
+    low = connection.execute(
+        select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
+    ).scalar_one()
+    now, steps = now_of(connection), _steps_before(connection, buffer_id, low, numbers)
+    return [
+        None if step is None or step.seq < number else now - step.written_at
+        for step, number in zip(steps, numbers, strict=True)
+    ]
 
 
 def times_of(
@@ -308,17 +395,27 @@ def times_of(
 
     The steps are sorted, and each occurs once.
     """
-    steps = {step for step in _steps_before(connection, buffer_id, low, numbers) if step}
+    steps = {step[:2] for step in _steps_before(connection, buffer_id, low, numbers) if step}
     seqs, times = np.array(sorted(steps), np.float64).reshape(-1, 2).T
     return seqs, times
 
 
+class _FoundStep(NamedTuple):
+    """A step, or a chunk with the number of its last step."""
+
+    seq: int
+    written_at: float
+    agent_id: str
+    session_id: int | None
+    model_version: int | None
+
+
 def _steps_before(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
-) -> list[tuple[int, float] | None]:
-    """Return the number and the time in Unix seconds of the last step at or before each number.
+) -> list[_FoundStep | None]:
+    """Return the last step at or before each number, with its time in Unix seconds.
 
-    For a chunk these are the number and the time of its last step; None if there is no step.
+    For a chunk the number and the time are those of its last step; None if there is no step.
     """
     bounds, row, chunk = _table_of(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= bounds.c.value)
@@ -332,16 +429,21 @@ def _steps_before(
     ordered = nearest.select_from(bounds).order_by(bounds.c.place)
     places = [tuple(pair) for pair in connection.execute(ordered)]
     last_of_chunk = chunk.first_seq + chunk.n_steps - 1
-    steps: list[dict[int, tuple[int, float]]] = []
-    for place, (number, last, written_at) in enumerate(
-        ((row.seq, row.seq, row.inserted_at), (chunk.first_seq, last_of_chunk, chunk.inserted_at))
+    steps: list[dict[int, _FoundStep]] = []
+    for place, (of, number, last) in enumerate(
+        ((row, row.seq, row.seq), (chunk, chunk.first_seq, last_of_chunk))
     ):
         listed = sorted({int(pair[place]) for pair in places if pair[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
         # In one statement: time passes between two.
-        query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
+        query = select(
+            number, last, unix_now() - age_s(of.inserted_at),
+            of.agent_id, of.session_id, of.model_version,
+        ).where(is_one)  # fmt: skip
         rows = connection.execute(query) if listed else ()
-        steps.append({first: (int(last), float(at)) for first, last, at in rows})
+        steps.append(
+            {first: _FoundStep(int(last), float(at), *facts) for first, last, at, *facts in rows}
+        )
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
@@ -438,10 +540,13 @@ def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
 MOST_ROLLOUTS = 2_000
 
 
-def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
+def rollout_points(
+    connection: Connection, buffer_id: int, span: TimeSpan, by: str | None = None
+) -> EpisodePoints:
     """Return the newest rollouts whose last step is held and was written in a part of the history.
 
-    A rollout that several processes write at the same time counts once for each process.
+    A rollout that several processes write at the same time counts once for each process. The
+    arguments are those of `episode_points`.
     """
     rollout = rollout_stats.c
     newest = (
@@ -455,23 +560,29 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
     low = connection.execute(
         select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
     ).scalar_one()
-    held = [
-        (last, np.nan if total is None else total, length)
-        for last, total, length in rollouts
-        if last > low
-    ]
-    table = np.array(held, np.float64).reshape(-1, 3)
-    seqs, times = times_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
-    if not seqs.size:
-        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+    listed = [(last, total, length) for last, total, length in rollouts if last > low]
+    steps = _steps_before(connection, buffer_id, low, [last for last, *_ in listed])
     # The step with that number, or the chunk that holds it.
-    places = np.minimum(np.searchsorted(seqs, table[:, 0]), seqs.size - 1)
-    written_at = times[places]
-    inside = np.ones(len(table), bool)
-    if span.since is not None:
-        inside &= written_at >= span.since
-    if span.until is not None:
-        inside &= written_at <= span.until
-    order = np.flatnonzero(inside)[np.argsort(written_at[inside], kind="stable")]
-    _, returns, lengths = table[order].T
-    return EpisodePoints(written_at[order], returns, lengths, is_sample=False, has_ends=False)
+    held = [
+        (
+            step.written_at,
+            np.nan if total is None else total,
+            length,
+            last,
+            np.nan if step.model_version is None else step.model_version,
+            step,
+        )
+        for (last, total, length), step in zip(listed, steps, strict=True)
+        if step is not None
+        and (span.since is None or step.written_at >= span.since)
+        and (span.until is None or step.written_at <= span.until)
+    ]
+    held.sort(key=lambda point: point[0])
+    table = np.array([point[:-1] for point in held], np.float64).reshape(-1, 5)
+    written_at, returns, lengths, seqs, versions = table.T
+    points = EpisodePoints(
+        written_at, returns, lengths, has_ends=False, seqs=seqs, versions=versions,
+        places=np.arange(1.0, 1 + seqs.size),
+        names=[step.agent_id for *_, step in held] if by == "agent" else (),
+    )  # fmt: skip
+    return _named(connection, buffer_id, points, by)
