@@ -69,14 +69,13 @@ class EpisodeFilter:
     def as_tree(self) -> Tree:
         """Return all of it as a condition on steps.
 
+        A condition distinguishes cases: words are looked for as they are, in lower and upper case.
+        In a condition, an open episode has no reward and no length yet.
+
         Raises:
             ConditionError: It compares the spread, which is not a fact of a step.
         """
-        leaves: list[Tree] = [
-            {"or_": [_leaf(name, "like", word) for name in ("episode_id", "task_id", "group_id",
-                                                            "agent_id")]}
-            for word in self.words
-        ]  # fmt: skip
+        leaves: list[Tree] = [{"or_": [*_contained(word)]} for word in self.words]
         for each in self.filters:
             if each.name not in _FACTS:
                 raise ConditionError("steps have no spread")
@@ -199,6 +198,12 @@ def _whole(text: str, name: str) -> int:
     if not -_INT64 <= number < _INT64:
         raise ConditionError(f"the {name} has at most 64 bits; got {shown(text)}")
     return number
+
+
+def _contained(word: str) -> Iterator[Tree]:
+    for text in dict.fromkeys((word, word.lower(), word.upper())):
+        for name in ("episode", "task", "group", "agent"):
+            yield _leaf(_FACTS[name], "like", text)
 
 
 def _leaf(field: str, op: str, value: Any) -> Tree:

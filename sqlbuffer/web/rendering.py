@@ -397,7 +397,7 @@ def short_id(text: str | None) -> Markup:
     if len(line) <= _SHORT_CHARS and line == text:
         return Markup('<span class="id">{}</span>').format(text)
     short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
-    return Markup('<span class="id" title="{}" data-whole="{}">{}</span>').format(text, text, short)
+    return Markup('<span class="id" title="{}" data-whole>{}</span>').format(text, short)
 
 
 def moment(seconds: float | None) -> str:

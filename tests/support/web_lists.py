@@ -16,7 +16,7 @@ def address(path, **query):
 
 def rows_of(text):
     """Return the cells of a page's table, with whole ids."""
-    text = re.sub(r'data-whole="([^"]*)">[^<]*<', r">\1<", text)
+    text = re.sub(r'title="([^"]*)" data-whole>[^<]*<', r">\1<", text)
     found = re.findall(r"<tr data-row>.*?</tr>", text, re.DOTALL)
     return [
         [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]

@@ -416,6 +416,78 @@ def test_an_order_without_an_index_says_how_many_it_covers(
     assert {each["episode_id"] for each in found} == {line[0] for line in rows_of(text)}
 
 
+def test_a_whole_id_finds_an_old_episode_that_no_filter_looks_at(
+    varied_url, client_of, monkeypatch
+):
+    client = client_of(varied_url)
+    monkeypatch.setattr("sqlbuffer.storage.browsing.rollouts.LOOKED_AT", 20)
+    for sought, wanted in (
+        ("e3", {"e3"}),
+        ("episode=e3", {"e3"}),
+        ("e5", {"e5", *(f"e{i}" for i in range(50, 60))}),
+        ("task=t1 e3", {f"e{i}" for i in range(60) if i % 2 and "e3" in f"e{i}"} - {"e3", "e13"}),
+    ):
+        shown = all_rows(client, address("/episodes", buffer="default", q=sought))
+        assert {line[0] for line in shown} >= wanted - {f"e{i}" for i in range(4, 40)}, sought
+
+
+def test_the_head_of_a_column_sorts_by_it_and_then_the_other_way(varied_url, client_of):
+    client, path = client_of(varied_url), address("/episodes", buffer="default", q="reward>=0")
+    orders = []
+    for way in ("descending", "ascending", "descending"):
+        text = client.get(path).text
+        path = html.unescape(re.search(r'<a href="([^"]+)">reward</a></th>', text)[1])
+        text = client.get(path).text
+        head = re.search(r'data-col="reward" aria-sort="(\w+)"', text)
+        assert (head[1], text.count("aria-sort")) == (way, 1)
+        assert "Clear" in text  # the filter is kept
+        orders.append([float(line[4]) for line in rows_of(text)])
+    assert orders[0] == sorted(orders[0], reverse=True) == orders[2]
+    assert orders[1] == sorted(orders[1])
+
+
+# Keys have 500 bytes at most.
+ODD_IDS = ["é" * 250, "數據/" * 71, "\u202eabc " * 70, "a  b\nc", " ", "x" * 499 + "<"]
+
+
+def test_ids_of_any_length_are_short_and_whole_on_hover(schema_url, client_of):
+    with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
+        for key in ODD_IDS:
+            keys = {"task_id": key, "agent_id": key, "episode_id": key}
+            buffer.store_episode({"obs": [1]}, **keys)
+    client = client_of(schema_url)
+    text = client.get(address("/episodes", buffer="default")).text
+    for key in ODD_IDS:
+        found = re.findall(
+            rf'class="id"(?: title="{re.escape(html.escape(key))}" data-whole)?>([^<]*)</span>',
+            text,
+        )
+        assert found, key
+    shorts = map(html.unescape, re.findall(r'class="id"[^>]*>([^<]*)<', text))
+    assert max(map(len, shorts)) <= 20
+    for key in ODD_IDS[:4]:
+        quoted = json.dumps(key, ensure_ascii=False).replace("\\n", "\n")
+        page = client.get(address("/episodes", buffer="default", q=f"episode={quoted}")).text
+        assert len(rows_of(page)) == 1, key
+        (line,) = lines_of(page)
+        (found,) = json.loads(found_by(line, "--json"))
+        assert found["episode_id"] == key
+
+
+def test_the_lines_of_a_filter_with_conditions_find_what_it_finds(varied_url, client_of, capsys):
+    sought = "E5 reward>=50 agent!=a2 status=complete step=0"
+    text = client_of(varied_url).get(address("/episodes", buffer="default", q=sought)).text
+    (line,) = lines_of(text)
+    exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({varied_url!r}", line), {})
+    printed = [words.split()[1] for words in capsys.readouterr().out.splitlines()]
+    assert sorted(printed) == sorted(row[0] for row in rows_of(text))
+    assert printed
+    text = (
+        client_of(varied_url).get(address("/episodes", buffer="default", q="spread>0 step=0")).text
+    )
+    assert lines_of(text) == []
+
+
 @pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("reward", [1.0, math.inf, -math.inf, None])

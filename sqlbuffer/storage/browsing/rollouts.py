@@ -695,13 +695,14 @@ def _with_words(
     words = [word.lower() for word in query.words]
     if not words:
         return rows
-    ids = _select_episodes(rows).add_columns(_NAMES["key"], _NAMES["agent_id"])
-    ids_of = {number: (key, agent) for number, key, agent in connection.execute(ids)}
+    names = _select_episodes(rows).add_columns(_NAMES["key"], _NAMES["agent_id"])
+    ids_of = {number: (key, agent) for number, key, agent in connection.execute(names)}
     matches = []
     for row in rows:
         texts = (row.task_id, row.group_id, *ids_of.get(row.episode_id, ()))
-        lower = [text.lower() for text in texts if text]
-        if all(any(word in text for text in lower) for word in words):
+        # No key has this character.
+        ids = "\0".join(filter(None, texts)).lower()
+        if all(word in ids for word in words):
             matches.append(row)
     return matches
 

@@ -30,6 +30,7 @@
     if (event.key === "Escape" && menu) { menu.open = false; menu.querySelector("summary").focus(); }
   });
 
+  const whole = (id) => ("whole" in id.dataset ? id.title : id.textContent);
   async function copy(text, button) {
     try {
       await navigator.clipboard.writeText(text);
@@ -59,7 +60,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "c" || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
     const id = document.activeElement.closest("[data-row]")?.querySelector(".id");
-    if (id) copy(id.dataset.whole || id.textContent);
+    if (id) copy(whole(id));
   });
 
   // What is copied has whole ids: the page shows them in short.
@@ -68,12 +69,12 @@
     if (!selection.rangeCount || event.target.matches?.("input, textarea")) return;
     const range = selection.getRangeAt(0), place = range.commonAncestorContainer;
     const within = (place.nodeType === 1 ? place : place.parentElement).closest("[data-whole]");
-    let text = within ? within.dataset.whole : null;
+    let text = within ? whole(within) : null;
     if (text === null) {
       const part = range.cloneContents();
       const ids = part.querySelectorAll("[data-whole]");
       if (!ids.length) return;
-      ids.forEach((id) => { id.textContent = id.dataset.whole; });
+      ids.forEach((id) => { id.textContent = whole(id); });
       const rows = [...part.querySelectorAll("tr")];
       const line = (row) => [...row.children].filter((cell) => root.dataset.hidden.split(" ").indexOf(cell.dataset.col) < 0).map((cell) => cell.textContent.trim()).join("\t");
       text = rows.length ? rows.map(line).join("\n") : [...part.querySelectorAll("td, th")].map((cell) => cell.textContent.trim()).join("\t") || part.textContent.trim();
