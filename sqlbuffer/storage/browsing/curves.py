@@ -246,12 +246,14 @@ def _places(
         .offset(EPISODES_OF_A_DISTANCE)
         .scalar_subquery()
     )
-    last_ids = connection.execute(select(further).select_from(starts).order_by(starts.c.place))
+    with in_order(connection):
+        further_ids = select(further).select_from(starts).order_by(starts.c.place)
+        found = connection.execute(further_ids).scalars().all()
     distances = np.array(
         [
             # Near the end there are not as many: the distances are those before.
             np.nan if last is None else (last - start) / EPISODES_OF_A_DISTANCE
-            for last, start in zip(last_ids.scalars(), bounds[:-1].tolist(), strict=True)
+            for last, start in zip(found, bounds[:-1].tolist(), strict=True)
         ]
     )
     is_known = np.isfinite(distances)
@@ -466,9 +468,7 @@ def _steps_before(
             of.agent_id, of.session_id, of.model_version,
         ).where(is_one)  # fmt: skip
         rows = connection.execute(query) if listed else ()
-        steps.append(
-            {first: _FoundStep(int(last), float(at), *facts) for first, last, at, *facts in rows}
-        )
+        steps.append({first: _FoundStep(*step) for first, *step in rows})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
