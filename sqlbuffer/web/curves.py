@@ -492,7 +492,7 @@ def _of_episodes(ended: EpisodePoints) -> str:
             "has a recorded end."
         )
     if ended.is_sample:
-        return f"{n:,} episodes, at even distances among {ended.places[-1]:,.0f}."
+        return f"{n:,} episodes, at even distances among about {ended.places[-1]:,.0f}."
     return f"All {n:,} episodes that have ended."
 
 

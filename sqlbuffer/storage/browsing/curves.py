@@ -36,6 +36,7 @@ from sqlbuffer.storage.schema.number_keys import has_number
 MOST_EPISODES = 10_000
 # If there are more episodes, this number of them is read, at even distances.
 SAMPLED_EPISODES = 2_000
+LOOKED_AT_DISTANCES, EPISODES_OF_A_DISTANCE = 32, 64
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
@@ -72,8 +73,8 @@ class EpisodePoints:
         is_sample: The points are a sample of the episodes, at even distances.
         has_ends: The points are episodes that have ended.
         seqs: Number of the last step of each: the steps of the buffer so far. NaN if unknown.
-        places: Number of each among the stored episodes of the buffer, from 1 on. Those of a sample
-            are estimates.
+        places: Number of each among the stored episodes of the buffer, from 1 on. Those of a
+            sample, and of a part of the history, are estimates.
         versions: Model version of each; NaN if it has none.
         names: Agent, session or version of each, as asked for; None if it has none.
     """
@@ -214,27 +215,53 @@ def episode_points(
     ended_at, returns, lengths, seqs, ids_found, versions = table[order].T
     points = EpisodePoints(
         ended_at, returns, lengths, is_sample, seqs=seqs, versions=versions,
-        places=_places(connection, buffer_id, ids_found, first, last, is_sample),
+        places=_places(connection, buffer_id, (low, high), ids_found, is_sample),
         names=[found[place][-1] for place in order] if by == "agent" else (),
     )  # fmt: skip
     return _named(connection, buffer_id, points, by)
 
 
 def _places(
-    connection: Connection, buffer_id: int, ids: Floats, first: int, last: int, is_sample: bool
+    connection: Connection, buffer_id: int, ends: tuple[int, int], ids: Floats, is_sample: bool
 ) -> Floats:
-    """Return the numbers of episodes among those of their buffer, by their ends."""
+    """Return the numbers of episodes among those of their buffer.
+
+    Of a part of the history they are estimates, from the distances between ids: counting all
+    episodes would read as many entries of an index.
+    """
+    if not ids.size:
+        return ids
+    low, high = ends
+    own = np.arange(ids.size, dtype=np.float64)
+    if not is_sample and ids.min() <= low:
+        return own + 1
     episode = episodes.c
-    of_buffer = select(func.count()).where(episode.buffer_id == buffer_id)
-    before, inside = connection.execute(
-        select(
-            of_buffer.where(episode.id < first).scalar_subquery(),
-            of_buffer.where(episode.id >= first, episode.id <= last).scalar_subquery(),
-        )
-    ).one()
-    if not is_sample:
-        return np.arange(ids.size, dtype=np.float64) + float(before + 1)
-    return np.asarray(np.sort(np.interp(ids, [first, last], [before + 1, before + inside])))
+    bounds = np.unique(np.linspace(low, high + 1, LOOKED_AT_DISTANCES + 1).astype(np.int64))
+    starts = _table_of(bounds[:-1])
+    further = (
+        select(episode.id)
+        .where(episode.buffer_id == buffer_id, episode.id >= starts.c.value)
+        .order_by(episode.id)
+        .limit(1)
+        .offset(EPISODES_OF_A_DISTANCE)
+        .scalar_subquery()
+    )
+    with in_order(connection):
+        further_ids = select(further).select_from(starts).order_by(starts.c.place)
+        found = connection.execute(further_ids).scalars().all()
+    distances = np.array(
+        [
+            # Near the end there are not as many: the distances are those before.
+            np.nan if last is None else (last - start) / EPISODES_OF_A_DISTANCE
+            for last, start in zip(found, bounds[:-1].tolist(), strict=True)
+        ]
+    )
+    is_known = np.isfinite(distances)
+    distances[~is_known] = distances[is_known][-1] if is_known.any() else 1.0
+    counts = np.concatenate([[0.0], np.cumsum(np.diff(bounds) / np.maximum(distances, 1.0))])
+    if is_sample:
+        return np.asarray(np.sort(np.interp(ids, bounds, counts)).round() + 1)
+    return own + 1 + round(float(np.interp(ids.min(), bounds, counts)))
 
 
 def _named(
@@ -441,9 +468,7 @@ def _steps_before(
             of.agent_id, of.session_id, of.model_version,
         ).where(is_one)  # fmt: skip
         rows = connection.execute(query) if listed else ()
-        steps.append(
-            {first: _FoundStep(int(last), float(at), *facts) for first, last, at, *facts in rows}
-        )
+        steps.append({first: _FoundStep(*step) for first, *step in rows})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.fields import FieldSpec
@@ -14,7 +14,7 @@ from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.buffers.tables import buffers, sessions
 from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.rollout_stats import rollout_stats
-from sqlbuffer.storage.schema.expressions import age_s
+from sqlbuffer.storage.schema.expressions import SeqList, age_s, is_number_of
 
 MOST_SESSIONS = 20
 MOST_OPEN = 200
@@ -114,8 +114,9 @@ def open_episodes(connection: Connection, buffer_id: int) -> list[OpenEpisode]:
         .where(episode.buffer_id == buffer_id, episode.last_seq.is_(None), episode.status == "open")
         .order_by(episode.id)
         .limit(MOST_OPEN)
-        .subquery()
     )
+    numbers = list(connection.execute(oldest).scalars())
+    is_listed = is_number_of(episode.id, bindparam("numbers", numbers, SeqList()))
     last_seq = (
         select(rollout.last_seq)
         .where(
@@ -123,18 +124,17 @@ def open_episodes(connection: Connection, buffer_id: int) -> list[OpenEpisode]:
             rollout.task_id == episode.task_id,
             rollout.episode_id == episode.id,
         )
-        .order_by(rollout.part)
         .limit(1)
         .scalar_subquery()
     )
-    rows = connection.execute(
-        select(
-            episode.id, episode.key, episode.task_id, episode.agent_id,
-            episode_states.c.status == "abandoned", age_s(episode.started_at), last_seq,
-        )
-        .join_from(oldest, episodes, episode.id == oldest.c.id)
-        .join(episode_states, episode_states.c.id == episode.id)
-    ).all()  # fmt: skip
+    state = (
+        select(episode_states.c.status).where(episode_states.c.id == episode.id).scalar_subquery()
+    )
+    listed = select(
+        episode.id, episode.key, episode.task_id, episode.agent_id, state == "abandoned",
+        age_s(episode.started_at), last_seq,
+    ).where(is_listed)  # fmt: skip
+    rows = connection.execute(listed).all() if numbers else []
     ages_s = step_ages(connection, buffer_id, [row[-1] or 0 for row in rows])
     found = [
         OpenEpisode(

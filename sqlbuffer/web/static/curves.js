@@ -58,6 +58,16 @@
     return `${axis} ${exact(Math.round(x))}`;
   }
 
+  // Distances of ticks. In UTC all of them divide a day, or are days.
+  const powers = (from, to) => Array.from({ length: to - from }, (_, place) => from + place).flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`)));
+  const WHOLE = powers(0, 15);
+  const TIMES = [...powers(-3, 0), 1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720].map((minutes) => minutes * 60),
+    ...[1, 2, 7, 14, 28, 56, 112, 365, 730, 3650].map((days) => days * 86400)];
+  function ticksOf(low, high, step) {
+    const first = Math.ceil(low / step - 1e-6), n = Math.floor(high / step + 1e-6) - first + 1;
+    return Array.from({ length: Math.max(0, Math.min(n, 100)) }, (_, place) => (first + place) * step);
+  }
+
   const figures = new Set();
   const hidden = new Set();
   let weight = 0.6;
@@ -117,9 +127,8 @@
       const edge = { time: 30, step: 1, episode: 1, version: 1 }[axis];
       this.plot = new uPlot({
         width: this.place.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
-        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
         scales: {
-          x: { time: isTime, range: (plot, low, high) => {
+          x: { time: false, range: (plot, low, high) => {
             const places = plot.data[0], only = places.length < 2 || places[places.length - 1] - places[0] < 0.002;
             // A single point has no width.
             if (only) return [(places[0] ?? 0) - edge, (places[0] ?? 0) + edge];
@@ -128,9 +137,9 @@
           y: { range: (_, low, high) => this.range(low, high) },
         },
         axes: [
-          { ...look, size: isTime ? 36 : 24, gap: 4, space: isTime ? 80 : 64, incrs: isTime ? undefined : wholeSteps(),
-            values: (_, ticks, __, ___, step) => (isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) },
-          { ...look, gap: 4, space: 32, values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
+          { ...look, size: isTime ? 36 : 24, gap: 4, space: isTime ? 80 : 64, incrs: isTime ? TIMES : WHOLE,
+            splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (_, ticks, __, ___, step) => (isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) },
+          { ...look, gap: 4, space: 32, splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
             size: (_, texts) => (texts ? 14 + Math.ceil(widthOf(texts)) : 40) },
         ],
         padding: [8, 12, 0, 0],
@@ -146,10 +155,12 @@
 
     range(low, high) {
       if (low == null || (low === 0 && high === 0)) return [0, 1];
-      const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+      // Means of equal values differ in their last digits.
+      const size = Math.max(Math.abs(low), Math.abs(high)), isFlat = high - low < 1e-9 * size;
+      const room = isFlat ? size * 0.1 : (high - low) * 0.06;
       if (!Number.isFinite(room)) return [low, high];
       // Zero is shown where it is near, and is not passed.
-      const from = low >= 0 && low - room < (high - low) * 0.1 ? 0 : low - room;
+      const from = low >= 0 && !isFlat && low - room < (high - low) * 0.1 ? 0 : low - room;
       return [from, high <= 0 && high + room > 0 ? 0 : high + room];
     }
 
@@ -208,7 +219,6 @@
     }
   }
 
-  const wholeSteps = () => [1, 2, 5].flatMap((digit) => Array.from({ length: 15 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
   const pen = document.createElement("canvas").getContext("2d");
   function widthOf(texts) {
     pen.font = "11px system-ui, sans-serif";
