@@ -117,6 +117,7 @@ class Curve:
         note: Source of the data, or the reason why the figure is empty.
         axis: One of `AXES`.
         lines: Its lines.
+        has_zero: The axis of its values begins at zero.
     """
 
     key: str
@@ -124,6 +125,7 @@ class Curve:
     note: str
     axis: str = "time"
     lines: tuple[Line, ...] = ()
+    has_zero: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +135,8 @@ class Curve:
     @property
     def data(self) -> dict[str, Any]:
         """The data that the browser draws."""
-        return {"axis": self.axis, "lines": [line.data for line in self.lines]}
+        lines = [line.data for line in self.lines]
+        return {"axis": self.axis, "zero": self.has_zero, "lines": lines}
 
     @property
     def summary(self) -> tuple[tuple[str, float, float, float, float], ...]:
@@ -492,7 +495,7 @@ def _of_episodes(ended: EpisodePoints) -> str:
             "has a recorded end."
         )
     if ended.is_sample:
-        return f"{n:,} episodes, at even distances among about {ended.places[-1]:,.0f}."
+        return f"{n:,} episodes, spread evenly over about {ended.places[-1]:,.0f}."
     return f"All {n:,} episodes that have ended."
 
 
@@ -658,7 +661,7 @@ def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
         if lines
         else "No steps in this part of the history."
     )
-    return Curve("speed", "Steps per second", note, view.axis, tuple(lines))
+    return Curve("speed", "Steps per second", note, view.axis, tuple(lines), has_zero=True)
 
 
 def _of_intervals(
@@ -695,7 +698,7 @@ def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> 
         if lines
         else "No rows were written and sampled within the last hour."
     )
-    return Curve("ratio", "Samples per insert", note, view.axis, tuple(lines))
+    return Curve("ratio", "Samples per insert", note, view.axis, tuple(lines), has_zero=True)
 
 
 def _histograms(

@@ -34,8 +34,9 @@ from sqlbuffer.storage.schema.expressions import (
 from sqlbuffer.storage.schema.number_keys import has_number
 
 MOST_EPISODES = 10_000
-# If there are more episodes, this number of them is read, at even distances.
+# If there are more episodes, about this number of them is read, spread evenly.
 SAMPLED_EPISODES = 2_000
+_SCATTERED = 2_654_435_761  # of Knuth, TAOCP 6.4: multiples of it are spread evenly
 LOOKED_AT_DISTANCES, EPISODES_OF_A_DISTANCE = 32, 64
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
@@ -70,7 +71,7 @@ class EpisodePoints:
         ended_at: Time when each ended, or when its last step was written.
         returns: Sum of the rewards of each; NaN if it has none.
         lengths: Steps of each.
-        is_sample: The points are a sample of the episodes, at even distances.
+        is_sample: The points are a sample of the episodes, spread evenly.
         has_ends: The points are episodes that have ended.
         seqs: Number of the last step of each: the steps of the buffer so far. NaN if unknown.
         places: Number of each among the stored episodes of the buffer, from 1 on. Those of a
@@ -202,7 +203,7 @@ def episode_points(
     with in_order(connection):
         is_sample = connection.execute(further).scalar_one_or_none() is not None
     if is_sample:
-        ids = _evenly_spaced_ids(connection, buffer_id, first, last)
+        ids = _spread_ids(connection, buffer_id, first, last)
         query = query.where(is_number_of(episode.id, bindparam("ids", ids, SeqList())))
     else:
         query = query.where(*is_in_span)
@@ -293,9 +294,17 @@ def _named(
     )
 
 
-def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+def _spread_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+    """Return the ids of one episode in each of up to `SAMPLED_EPISODES` equal parts.
+
+    In a part it is at a place that differs from part to part: agents that take turns would else
+    be missed. Later episodes do not change the sample, until the parts are twice as long.
+    """
     episode = episodes.c
-    bounds = _table_of(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
+    width = 1 << max(0, -(-(last - first + 1) // SAMPLED_EPISODES) - 1).bit_length()
+    parts = np.arange(first // width, last // width + 1, dtype=np.int64)
+    places = parts * width + (parts * _SCATTERED >> 15) % width
+    bounds = _table_of(np.unique(np.clip(np.append(places, last), first, last)))
     nearest = (
         select(episode.id)
         .where(episode.buffer_id == buffer_id, episode.id >= bounds.c.value)

@@ -2,7 +2,7 @@
 // writes. A report in one file has them too.
 (function () {
   "use strict";
-  const HEIGHT = 200, FEW = 10, DASHES = [undefined, [6, 4], [2, 3]], KEPT = "sqlbuffer-smoothing";
+  const HEIGHT = 200, ROOM = 14, FEW = 10, DASHES = [undefined, [6, 4], [2, 3]], KEPT = "sqlbuffer-smoothing";
   const isReport = "report" in document.documentElement.dataset;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const faded = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
@@ -66,6 +66,14 @@
   function ticksOf(low, high, step) {
     const first = Math.ceil(low / step - 1e-6), n = Math.floor(high / step + 1e-6) - first + 1;
     return Array.from({ length: Math.max(0, Math.min(n, 100)) }, (_, place) => (first + place) * step);
+  }
+
+  // Without the texts that the right edge would cut.
+  function within(plot, ticks, texts) {
+    return texts.map((text, place) => {
+      const end = plot.valToPos(ticks[place], "x") + widthOf(text.split("\n")) / 2;
+      return end > plot.bbox.width / devicePixelRatio + ROOM ? "" : text;
+    });
   }
 
   const figures = new Set();
@@ -138,11 +146,11 @@
         },
         axes: [
           { ...look, size: isTime ? 36 : 24, gap: 4, space: isTime ? 80 : 64, incrs: isTime ? TIMES : WHOLE,
-            splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (_, ticks, __, ___, step) => (isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) },
+            splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (plot, ticks, __, ___, step) => within(plot, ticks, isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) },
           { ...look, gap: 4, space: 32, splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
             size: (_, texts) => (texts ? 14 + Math.ceil(widthOf(texts)) : 40) },
         ],
-        padding: [8, 12, 0, 0],
+        padding: [8, ROOM, 0, 0],
         cursor: {
           drag: { x: true, y: false, setScale: isReport || axis === "version" }, y: false,
           sync: { key: `figures-${axis}`, setSeries: false },
@@ -160,6 +168,7 @@
       const room = isFlat ? size * 0.1 : (high - low) * 0.06;
       if (!Number.isFinite(room)) return [low, high];
       // Zero is shown where it is near, and is not passed.
+      if (this.data.zero && low >= 0) return [0, high * 1.06];
       const from = low >= 0 && !isFlat && low - room < (high - low) * 0.1 ? 0 : low - room;
       return [from, high <= 0 && high + room > 0 ? 0 : high + room];
     }
