@@ -85,6 +85,9 @@
 
   function start() {
     startColumns();
+    // On a narrow screen the tabs scroll.
+    const tab = document.querySelector(".bar [aria-current]");
+    if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - 40;
     document.querySelectorAll("[data-copies], [data-toggles]").forEach((button) => { button.hidden = false; });
     document.querySelectorAll("[data-toggles]").forEach((toggle) => {
       if (toggle.getAttribute("aria-pressed") === "true") return;
