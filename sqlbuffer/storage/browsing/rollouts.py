@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -586,9 +586,16 @@ def _candidates(
 def _of_key(connection: Connection, buffer_id: int, key: str, limit: int) -> list[Any]:
     """Return the rollouts of the episodes with an id of the user."""
     is_own = (episodes.c.buffer_id == buffer_id) & (episodes.c.key == key)
-    same_task = (_own.task_id == episodes.c.task_id) & (_own.episode_id == episodes.c.id)
-    of_key = _rollouts(buffer_id).join(episodes, same_task).where(is_own)
-    return list(connection.execute(of_key.order_by(_own.first_seq.desc()).limit(limit)).all())
+    own = connection.execute(select(episodes.c.id, episodes.c.task_id).where(is_own).limit(limit))
+    tasks = dict(own.all())
+    if not tasks:
+        return []
+    # Not a join, nor an order: planners would walk all rollouts.
+    numbers = bindparam(None, list(tasks), SeqList())
+    of_key = _rollouts(buffer_id).where(
+        one_of_keys(_own.task_id, set(tasks.values())), is_number_of(_own.episode_id, numbers)
+    )
+    return sorted(connection.execute(of_key).all(), key=attrgetter("first_seq"), reverse=True)
 
 
 def _named(

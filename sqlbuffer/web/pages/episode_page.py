@@ -285,7 +285,7 @@ def _context(
     is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
     return context | {
         "steps": shown, "later": later, "has_last": not is_last, "marks": marks_on(shown),
-        "at_text": None if earlier is None else _text(first),
+        "at_text": None if earlier is None or first is None else _text(first),
     }  # fmt: skip
 
 
