@@ -106,7 +106,7 @@ def _shown(request: Request, connection: Any) -> _Shown:
         by if by in KINDS else None,
     )
     figures = figures_of(connection, name, view, others)
-    facts = run_facts(connection, name)
+    facts = None if figures is None else run_facts(connection, name)
     if figures is None or facts is None:
         raise unknown_buffer(name)
     return _Shown(name, others, view, figures, facts)
