@@ -263,3 +263,17 @@ def test_the_figures_of_a_report_are_drawn_without_a_server(filled_url, chromium
     assert page.locator("[data-curve] canvas").count() == page.locator("[data-curve]").count() >= 12
     assert errors == []
     context.close()
+
+
+def test_the_curves_of_an_episode_have_whole_texts_and_tell_the_last_values(opened, filled_url):
+    of_large = "SELECT id FROM buffers WHERE name = 'large'"
+    number = sql.scalar(filled_url, f"SELECT max(id) FROM episodes WHERE buffer_id = ({of_large})")
+    browser, page = opened("/buffer?buffer=large")
+    page = browser.open(f"/buffers/large/episodes/{number}?view=curves")
+    page.wait_for_selector("[data-field-curve] canvas")
+    drawn = page.evaluate("window.drawn")
+    assert any("K" in one["text"] for one in drawn)
+    assert all(one["left"] >= 0 and one["right"] <= one["width"] for one in drawn)
+    legends = page.locator(".u-legend").all_inner_texts()
+    assert legends
+    assert not any("--" in text for text in legends)
