@@ -30,7 +30,7 @@ AXES = {"time": "time", "step": "step", "episode": "episode", "version": "versio
 # Lines of one figure; more could not be told apart.
 MOST_LINES = 12
 # Bands on top of each other hide the lines.
-MOST_BANDS = 4
+MOST_BANDS = 2
 N_COLOURS = 12
 # More values than this are shown by means.
 MOST_VALUES, MOST_MEANS = 100, 240
@@ -551,7 +551,7 @@ def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line], n_parts: int) -
     if banded := next((line for line in lines if line.low is not None), None):
         is_rate = _two_values(banded.raw) is not None
         notes.append(
-            "Line: mean. Band: 5 % to 95 % quantile of what the mean may be."
+            "Line: mean. Band: 5 % to 95 % quantile of the mean, by its uncertainty."
             if is_rate
             else "Line: mean. Band: 10 % to 90 % quantile."
         )
