@@ -257,6 +257,16 @@ def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client
     assert "No rollout has ended" in page
 
 
+def test_an_axis_of_versions_without_versions_is_explained(schema_url, client_of):
+    with ReplayBuffer(schema_url, name="train") as buffer:
+        buffer.store_episode({"state": [{}, {}], "reward": np.ones(2)}, task_id="t")
+    page = client_of(schema_url).get("/figures?buffer=train&x=version").text
+    assert curves_of(page) == {}
+    reasons = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.split("No data for")[1]))
+    for title in ("Returns", "Lengths of episodes", "Steps per second"):
+        assert reasons[title] == "No episode here has a model version."
+
+
 AGENTS = ("actor-1", "actor-2", None)
 
 

@@ -255,7 +255,7 @@
   function prepareSmoothing() {
     const label = document.querySelector("[data-smoothing]");
     const slider = label?.querySelector("input"), output = label?.querySelector("output");
-    if (!slider) { weight = isReport ? 0.6 : weight; return; }
+    if (!slider) return;
     label.hidden = false;
     if (!("asked" in slider.dataset) && kept.get() !== null) slider.value = kept.get();
     const show = () => { weight = Number(slider.value); output.textContent = slider.value; };
@@ -263,6 +263,7 @@
     slider.addEventListener("input", () => { show(); redraw(); });
     slider.addEventListener("change", () => {
       kept.set(slider.value);
+      if (isReport) return;
       const address = new URL(location.href);
       address.searchParams.set("smooth", slider.value);
       history.replaceState(history.state, "", address);
