@@ -30,7 +30,7 @@ AXES = {"time": "time", "step": "step", "episode": "episode", "version": "versio
 # Lines of one figure; more could not be told apart.
 MOST_LINES = 12
 # Bands on top of each other hide the lines.
-MOST_BANDS = 4
+MOST_BANDS = 2
 N_COLOURS = 12
 # More values than this are shown by means.
 MOST_VALUES, MOST_MEANS = 100, 240
@@ -224,11 +224,12 @@ def value_line(
         by_version: Values at the same place become one.
         has_band: Many values have a band.
     """
+    raw = values[np.isfinite(values)]
     is_known = np.isfinite(values) & np.isfinite(x)
     order = np.flatnonzero(is_known)[np.argsort(x[is_known], kind="stable")]
     x, times, values = x[order], times[order], values[order]
     if not values.size:
-        return Line(name, x, values, values, times)
+        return Line(name, x, values, raw, times)
     two_values = _two_values(values)
     places, firsts = np.unique(x, return_index=True)
     if by_version and places.size <= MOST_MEANS:
@@ -472,17 +473,31 @@ def figures_of(
     (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
     found = [own, *filter(None, (_read(connection, other, view) for other in others))]
     server_time = stored_curves.now_of(connection)
-    curves = (
+    curves: tuple[Curve, ...] = (
         _of_ends("returns", "Returns", found, view, "returns"),
         _of_ends("lengths", "Lengths of episodes", found, view, "lengths"),
         _speed(connection, found, view),
         _staleness(found, view),
         _samples_per_insert(connection, found, view),
     )
+    if view.axis in _UNPLACED and any(one.steps.seqs.size for one in found):
+        curves = tuple(_explained(curve) for curve in curves)
     ages = server_time - own.steps.written_at
     return BufferFigures(
         stats, curves, _histograms(stats, own.ended, _of_episodes(own.ended), ages)
     )
+
+
+_UNPLACED = {
+    "version": "No episode here has a model version.",
+    "episode": "No episode has ended in this part of the history.",
+}
+
+
+def _explained(curve: Curve) -> Curve:
+    """Return a curve whose values have no place on its axis with that reason."""
+    has_values = any(np.isfinite(line.raw).any() for line in curve.lines)
+    return replace(curve, note=_UNPLACED[curve.axis]) if curve.is_empty and has_values else curve
 
 
 def _of_episodes(ended: EpisodePoints) -> str:
@@ -517,10 +532,7 @@ def _of_ends(key: str, title: str, found: Sequence[_Read], view: View, value: st
     lines = [
         value_line(*part, by_version=view.axis == "version", has_band=has_band) for part in parts
     ]
-    note = _note_of_ends(found, lines, n_parts)
-    if view.axis == "version" and not any(line.x.size for line in lines):
-        note = "No episode has a model version."
-    return Curve(key, title, note, view.axis, _told_apart(lines))
+    return Curve(key, title, _note_of_ends(found, lines, n_parts), view.axis, _told_apart(lines))
 
 
 def _name_of(by: str, name: str | None) -> str:
@@ -551,7 +563,7 @@ def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line], n_parts: int) -
     if banded := next((line for line in lines if line.low is not None), None):
         is_rate = _two_values(banded.raw) is not None
         notes.append(
-            "Line: mean. Band: 5 % to 95 % quantile of what the mean may be."
+            "Line: mean. Band: 5 % to 95 % quantile of the mean, by its uncertainty."
             if is_rate
             else "Line: mean. Band: 10 % to 90 % quantile."
         )

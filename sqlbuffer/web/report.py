@@ -15,6 +15,7 @@ from sqlbuffer.storage.browsing.buffers import ListedGroup, buffer_names, group_
 from sqlbuffer.storage.browsing.curves import buffer_number
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.browsing.rollouts import ListedRollout, RolloutQuery, rollout_page
+from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
@@ -36,6 +37,7 @@ class BufferReport:
 
     name: str
     figures: BufferFigures
+    facts: RunFacts
     best: list[ListedRollout]
     worst: list[ListedRollout]
     groups: list[ListedGroup]
@@ -95,7 +97,8 @@ def _hashes(texts: Sequence[str]) -> str:
 def _report_of(connection: Any, name: str) -> BufferReport:
     number = buffer_number(connection, name)
     figures = None if number is None else figures_of(connection, name)
-    if number is None or figures is None:
+    facts = None if figures is None else run_facts(connection, name)
+    if number is None or figures is None or facts is None:
         raise BufferNotFoundError(
             f"there is no buffer {name!r}; `sqlbuffer ls URL` lists those that there are"
         )
@@ -111,7 +114,7 @@ def _report_of(connection: Any, name: str) -> BufferReport:
         for group in group_page(connection, number, limit=MOST_GROUPS).groups
         if group.n_rollouts > 1
     ]
-    return BufferReport(name, figures, best, worst, groups)
+    return BufferReport(name, figures, facts, best, worst, groups)
 
 
 def _ends(

@@ -97,7 +97,7 @@ def shown_value(path: str, value: Any, printable: Any = safe_text) -> ShownValue
     if is_typed and (typed := np.asarray(value)).dtype.kind != "O":
         kind = f"{typed.dtype}{tuple(typed.shape) if typed.ndim else ''}"
         text = text.removeprefix(kind).strip()
-        if typed.ndim == 1 and text.startswith("["):
+        if typed.ndim == 1 and typed.size and text.startswith("["):
             text = text[1:-1]
     if array is None or isinstance(value, bool) or array.dtype == bool:
         return ShownValue(path, text, False, kind)

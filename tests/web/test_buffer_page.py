@@ -1,4 +1,5 @@
 import csv
+import html
 import io
 import json
 import math
@@ -251,3 +252,150 @@ def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client
     ReplayBuffer(schema_url, name="empty").close()
     page = client_of(schema_url).get("/buffer?buffer=empty").text
     assert "No rollout has ended" in page
+
+
+def test_an_axis_of_versions_without_versions_is_explained(schema_url, client_of):
+    with ReplayBuffer(schema_url, name="train") as buffer:
+        buffer.store_episode({"state": [{}, {}], "reward": np.ones(2)}, task_id="t")
+    page = client_of(schema_url).get("/figures?buffer=train&x=version").text
+    assert curves_of(page) == {}
+    reasons = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.split("No data for")[1]))
+    for title in ("Returns", "Lengths of episodes", "Steps per second"):
+        assert reasons[title] == "No episode here has a model version."
+
+
+AGENTS = ("actor-1", "actor-2", None)
+
+
+def fill_runs(url, name, *, typed, offset=0.0):
+    """Store 9 episodes of 2 steps by three agents, in two sessions and three versions."""
+    fields = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(url, name=name, create=True, **fields) as buffer:
+        for session in ("session 0", "session 5"):
+            buffer.start_session(session)
+        for number in range(9):
+            values = {"obs": np.zeros((2, 2))} if typed else {"state": [{}, {}]}
+            agent = AGENTS[number % 3]
+            buffer.store_episode(
+                {**values, "reward": np.array([0.0, number + offset])},
+                task_id=f"t{number}", model_version=number // 3,
+                session_id=f"session {5 * (number // 5)}",
+                **({"agent_id": agent} if agent else {}),
+            )  # fmt: skip
+
+
+def stored_episodes(url, name):
+    """Return what SQL says of the episodes of a buffer, in order."""
+    return run_sql(
+        url,
+        "SELECT e.episode_return, e.last_seq, e.model_version, e.agent_id, s.session_id "
+        "FROM v_episodes e JOIN v_experiences s ON s.buffer = e.buffer AND s.seq = e.last_seq "
+        f"WHERE e.buffer = '{name}' ORDER BY e.last_seq",
+    )
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_a_curve_is_drawn_by_step_episode_or_version(schema_url, client_of, typed):
+    fill_runs(schema_url, "train", typed=typed)
+    client, stored = client_of(schema_url), stored_episodes(schema_url, "train")
+    curves = {
+        axis: curves_of(client.get(f"/figures?buffer=train&x={axis}").text)
+        for axis in ("time", "step", "episode", "version", "none")
+    }
+    lines = {axis: found["Returns"]["lines"][0] for axis, found in curves.items()}
+    assert {curve["axis"] for found in curves.values() for curve in found.values()} == {
+        "time", "step", "episode", "version",
+    }  # fmt: skip
+    assert lines["step"]["x"] == [seq for _, seq, *_ in stored]
+    assert lines["episode"]["x"] == [*range(1, 10)]
+    assert lines["version"]["x"] == [0, 1, 2]
+    assert lines["version"]["values"] == [1, 4, 7]
+    assert lines["time"] == lines["none"]
+    for axis in ("time", "step", "episode"):
+        assert lines[axis]["values"] == [value for value, *_ in stored]
+    (speed,) = {tuple(c["Steps per second"]["lines"][0]["x"]) for c in [curves["step"]]}
+    assert speed[-1] == 18
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_episodes_have_a_line_for_each_agent_session_or_version(schema_url, client_of, typed):
+    fill_runs(schema_url, "train", typed=typed)
+    client, stored = client_of(schema_url), stored_episodes(schema_url, "train")
+    for by, place in (("agent", 3), ("session", 4), ("version", 2)):
+        wanted = defaultdict(list)
+        for row in stored:
+            wanted[str(row[place])].append(row[0])
+        curve = curves_of(client.get(f"/figures?buffer=train&by={by}&x=step").text)["Returns"]
+        found = lines_of(curve)
+        if by == "agent":  # the episodes without one
+            wanted[next(iter(found.keys() - wanted.keys()), "None")] = wanted.pop("None", [])
+            wanted = {name: values for name, values in wanted.items() if values}
+        assert found == wanted
+        assert len({line["colour"] for line in curve["lines"]}) > 1
+
+
+def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, client_of):
+    for name, offset in (("a", 0.0), ("b", 100.0), (HOSTILE, 200.0)):
+        fill_runs(schema_url, name, typed=False, offset=offset)
+    client = client_of(schema_url)
+    others = f"with=b&with={quote(HOSTILE, safe='')}&with=none&with=%00&with=b&with=a"
+    curves = curves_of(client.get(f"/figures?buffer=a&{others}").text)
+    lines = lines_of(curves["Returns"])
+    assert list(lines) == ["a", "b", HOSTILE]
+    assert lines["b"] == [value + 100 for value in lines["a"]]
+    # Runs of different days have their steps in common.
+    assert curves["Returns"]["axis"] == "step"
+    colours = {line["name"]: line["colour"] for line in curves["Returns"]["lines"]}
+    for name, colour in colours.items():
+        page = client.get(f"/buffer?buffer={quote(name, safe='')}").text
+        assert curves_of(page)["Returns"]["lines"][0]["colour"] == colour
+        assert f'swatch c-{colour}"></span>' in page
+    assert set(lines_of(curves["Steps per second"])) >= {"a in", "b in"}
+
+
+def test_the_facts_of_a_run_are_in_its_head(schema_url, client_of):
+    fill_runs(schema_url, "train", typed=True)
+    with ReplayBuffer(schema_url, "train") as buffer:
+        buffer.set_model_version(2)
+    page = html.unescape(client_of(schema_url).get("/figures?buffer=train").text)
+    facts = re.sub(r"<[^>]+>", " ", page.split('class="about"')[1].split("</details>")[0])
+    facts = " ".join(facts.split())
+    assert "Fields 1" in facts
+    assert "obs float32 2" in facts
+    assert "model versions 0 to 2" in facts
+    assert "sessions 2" in facts
+    assert "session 5 version 2 current" in facts
+    assert "session 0" in facts
+    assert "stopped without ending" not in page
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_collectors_that_stopped_without_ending_are_listed(schema_url, client_of, typed):
+    table = "chunks" if typed else "experiences"
+    values = {"obs": np.zeros((1, 2))} if typed else {"state": [{}]}
+    fields = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(schema_url, "train", **fields) as buffer:
+        for name in ("dead", "busy", "abandoned"):
+            keys = {"task_id": "t", "episode_id": f"of {name}", "agent_id": HOSTILE + name}
+            buffer.extend({**values, "reward": [1.0]}, **keys)
+        buffer.store_episode({**values, "reward": [1.0]}, task_id="t", episode_id="ended")
+    client = client_of(schema_url)
+    assert "without ending" not in client.get("/figures?buffer=train").text
+    for name, age_s in (("dead", 1_200), ("abandoned", 7_200)):
+        moment = f"{datetime.fromtimestamp(time.time() - age_s, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+        of = f"(SELECT id FROM episodes WHERE key = 'of {name}')"
+        run_sql(schema_url, f"UPDATE episodes SET started_at = '{moment}' WHERE id = {of}")
+        run_sql(schema_url, f"UPDATE {table} SET inserted_at = '{moment}' WHERE episode_id = {of}")
+    page = client.get("/figures?buffer=train").text
+    assert "2 collectors have stopped without ending" in page
+    body = page.split('class="stopped"')[1].split("</details>")[0]
+    rows = [
+        [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
+        for cells in (re.findall(r"<t[hd].*?</t[hd]>", row) for row in body.split("<tr>")[2:])
+    ]
+    assert rows == [
+        [f"{HOSTILE}abandoned", "of abandoned", "t", "abandoned", "2 h"],
+        [f"{HOSTILE}dead", "of dead", "t", "open", "20 min"],
+    ]
+    link = html.unescape(re.search(r'href="([^"]+)"', body)[1])
+    assert "of abandoned" in client.get(link).text

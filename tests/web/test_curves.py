@@ -34,7 +34,7 @@ def test_a_curve_has_what_json_has(values, by_version):
         assert all(value is None or np.isfinite(value) for value in data[name])
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=MOST_VALUES + 1, max_size=3_000))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=MOST_VALUES + 1, max_size=500))
 def test_many_values_are_few_means_within_their_band_of_all_values(values):
     line = line_of(values)
     assert len(line.values) <= MOST_MEANS

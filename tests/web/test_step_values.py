@@ -46,6 +46,8 @@ def test_numbers_of_a_column_are_equally_wide(rows):
         (np.float32(0.5), "float32", "0.5"),
         (np.arange(17, dtype=np.int8), "int8(17,)", "min 0 mean 8 max 16"),
         (np.zeros((2, 0)), "float64(2, 0)", "[]"),
+        (np.zeros(0), "float64(0,)", "[]"),
+        (np.full(9, 1.7e308), "float64(9,)", "min 1.7e+308 mean inf max 1.7e+308"),
         (np.array("text"), "<U4", "text"),
         (np.array(["a", "b"]), "<U1(2,)", "a b"),
         (np.array([np.nan] * 20), "float64(20,)", "no finite number"),

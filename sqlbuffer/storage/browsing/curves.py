@@ -30,6 +30,7 @@ from sqlbuffer.storage.schema.expressions import (
     numbers_in,
     seconds_ago,
     unix_now,
+    unix_time,
 )
 from sqlbuffer.storage.schema.number_keys import has_number
 
@@ -189,7 +190,7 @@ def episode_points(
     # The session of an episode is that of its last step, which is looked up.
     most = SAMPLED_EPISODES if by == "session" else MOST_EPISODES
     query = select(
-        age_s(func.coalesce(episode.ended_at, episode.started_at)),
+        unix_time(func.coalesce(episode.ended_at, episode.started_at)),
         episode["return"],
         episode.length,
         episode.last_seq,
@@ -209,7 +210,7 @@ def episode_points(
         query = query.where(*is_in_span)
     found = connection.execute(query).all()
     table = np.array(
-        [(now - age, *(np.nan if v is None else v for v in rest[:5])) for age, *rest in found],
+        [[np.nan if value is None else value for value in row[:6]] for row in found],
         np.float64,
     ).reshape(-1, 6)
     order = np.argsort(table[:, 0], kind="stable")
@@ -471,9 +472,8 @@ def _steps_before(
     ):
         listed = sorted({int(pair[place]) for pair in places if pair[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
-        # In one statement: time passes between two.
         query = select(
-            number, last, unix_now() - age_s(of.inserted_at),
+            number, last, unix_time(of.inserted_at),
             of.agent_id, of.session_id, of.model_version,
         ).where(is_one)  # fmt: skip
         rows = connection.execute(query) if listed else ()
@@ -496,7 +496,7 @@ def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
         .order_by(history.bucket)
     )
     table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
-    reported = select(func.max(unix_now() - age_s(flow.c.heartbeat_at))).where(
+    reported = select(func.max(unix_time(flow.c.heartbeat_at))).where(
         flow.c.buffer_id == buffer_id, flow.c.n_sampled > 0
     )
     last_at = connection.execute(reported).scalar_one()
@@ -529,12 +529,12 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
     )
     ids = set(connection.execute(select(batch).select_from(ages_ms)).scalars())
     listed = bindparam("ids", sorted(number for number in ids if number is not None), SeqList())
-    query = select(age_s(sample.sampled_at), sample.clock, sample.seqs).where(
+    query = select(unix_time(sample.sampled_at), sample.clock, sample.seqs).where(
         is_number_of(sample.id, listed), sample.clock.is_not(None)
     )
     batches = [
-        (now - float(age), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
-        for age, clock, seqs in connection.execute(query.order_by(sample.id))
+        (float(drawn_at), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
+        for drawn_at, clock, seqs in connection.execute(query.order_by(sample.id))
     ]
     versions = _versions_of(
         connection, buffer_id, sorted({n for *_, seqs in batches for n in seqs})

@@ -18,6 +18,8 @@ from sqlbuffer.storage.schema.expressions import SeqList, age_s, is_number_of
 
 MOST_SESSIONS = 20
 MOST_OPEN = 200
+# The collector of an open episode may have stopped, if it wrote no step for this long.
+SILENT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class RunFacts:
     session: str | None
     open: Sequence[OpenEpisode]
 
-    def stopped(self, silent_s: float) -> list[OpenEpisode]:
-        """Return the open episodes that got no step for some seconds, or are abandoned."""
-        return [one for one in self.open if one.is_abandoned or one.silent_s >= silent_s]
+    @property
+    def stopped(self) -> list[OpenEpisode]:
+        """The open episodes that are abandoned, or got no step for `SILENT_S` seconds."""
+        return [one for one in self.open if one.is_abandoned or one.silent_s >= SILENT_S]
 
 
 def run_facts(connection: Connection, name: str) -> RunFacts | None:

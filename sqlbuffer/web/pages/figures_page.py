@@ -30,9 +30,6 @@ TAB = ("/buffer", "Figures")
 # Lines of more buffers would hide each other, and each costs as much as a page.
 MOST_OTHERS = 7
 MOST_NAMES = 500
-# An open episode without a step for this long is shown: its collector may have stopped.
-SILENT_S = 300.0
-SMOOTHING = 0.6
 # Up to now: the name in the address, in words, and how many seconds.
 RANGES = (
     ("15m", "15 min", 900.0),
@@ -106,7 +103,7 @@ def _shown(request: Request, connection: Any) -> _Shown:
         by if by in KINDS else None,
     )
     figures = figures_of(connection, name, view, others)
-    facts = run_facts(connection, name)
+    facts = None if figures is None else run_facts(connection, name)
     if figures is None or facts is None:
         raise unknown_buffer(name)
     return _Shown(name, others, view, figures, facts)
@@ -122,8 +119,6 @@ def _context(request: Request, shown: _Shown) -> dict[str, Any]:
         "most_episodes": MOST_EPISODES,
         "figures": shown.figures,
         "facts": shown.facts,
-        "stopped": shown.facts.stopped(SILENT_S),
-        "silent_s": SILENT_S,
     }
 
 

@@ -76,6 +76,20 @@
     });
   }
 
+  const lookOfAxis = () => ({ stroke: color("--quiet"), font: "11px system-ui, sans-serif", gap: 4,
+    grid: { stroke: color("--line"), width: 1 }, ticks: { show: false },
+    splits: (_, __, low, high, step) => ticksOf(low, high, step) });
+  function placeAxis(isTime) {
+    return { ...lookOfAxis(), size: isTime ? 36 : 24, space: isTime ? 80 : 64, incrs: isTime ? TIMES : WHOLE,
+      values: (plot, ticks, _, __, step) => within(plot, ticks, isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) };
+  }
+  function valueAxis() {
+    return { ...lookOfAxis(), space: 32, values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
+      size: (_, texts) => (texts ? 14 + Math.ceil(widthOf(texts)) : 40) };
+  }
+  // The curves of an episode have the same axes.
+  window.sqlbufferAxes = { placeAxis, valueAxis };
+
   const figures = new Set();
   const hidden = new Set();
   let weight = 0.6;
@@ -131,7 +145,6 @@
         );
         if (line.low) bands.push({ series: [4 * place + 4, 4 * place + 3], fill: faded(stroke, 0.14) });
       });
-      const look = { stroke: color("--quiet"), font: "11px system-ui, sans-serif", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
       const edge = { time: 30, step: 1, episode: 1, version: 1 }[axis];
       this.plot = new uPlot({
         width: this.place.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
@@ -144,12 +157,7 @@
           } },
           y: { range: (_, low, high) => this.range(low, high) },
         },
-        axes: [
-          { ...look, size: isTime ? 36 : 24, gap: 4, space: isTime ? 80 : 64, incrs: isTime ? TIMES : WHOLE,
-            splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (plot, ticks, __, ___, step) => within(plot, ticks, isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) },
-          { ...look, gap: 4, space: 32, splits: (_, __, low, high, step) => ticksOf(low, high, step), values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
-            size: (_, texts) => (texts ? 14 + Math.ceil(widthOf(texts)) : 40) },
-        ],
+        axes: [placeAxis(isTime), valueAxis()],
         padding: [8, ROOM, 0, 0],
         cursor: {
           drag: { x: true, y: false, setScale: isReport || axis === "version" }, y: false,
@@ -247,7 +255,7 @@
   function prepareSmoothing() {
     const label = document.querySelector("[data-smoothing]");
     const slider = label?.querySelector("input"), output = label?.querySelector("output");
-    if (!slider) { weight = isReport ? 0.6 : weight; return; }
+    if (!slider) return;
     label.hidden = false;
     if (!("asked" in slider.dataset) && kept.get() !== null) slider.value = kept.get();
     const show = () => { weight = Number(slider.value); output.textContent = slider.value; };
@@ -255,6 +263,7 @@
     slider.addEventListener("input", () => { show(); redraw(); });
     slider.addEventListener("change", () => {
       kept.set(slider.value);
+      if (isReport) return;
       const address = new URL(location.href);
       address.searchParams.set("smooth", slider.value);
       history.replaceState(history.state, "", address);

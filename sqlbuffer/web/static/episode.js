@@ -7,15 +7,16 @@
     const { x, series } = JSON.parse(figure.dataset.fieldCurve);
     const place = figure.querySelector(".plot");
     if (!window.uPlot || !x.length) return;
-    const lines = ["--series-1", "--series-2", "--series-3", "--good", "--warn", "--bad", "--quiet", "--ink"];
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     place.replaceChildren();
+    // The last values while the pointer is away.
+    const tellLast = (plot) => plot.cursor.left < 0 && plot.setLegend({ idx: x.length - 1 }, false);
     const plot = new uPlot({
       width: Math.max(place.clientWidth, 200), height: 170,
-      legend: { show: series.length > 1 },
-      scales: { x: { time: false } }, axes: [axis, { ...axis, size: 56 }],
+      legend: { show: series.length > 1 }, hooks: { ready: [tellLast], setCursor: [tellLast] }, padding: [8, 14, 0, 0],
+      scales: { x: { time: false, range: (_, low, high) => (high > low ? [low, high] : [low - 1, high + 1]) } },
+      axes: [window.sqlbufferAxes.placeAxis(false), window.sqlbufferAxes.valueAxis()],
       series: [{ label: "step" }, ...series.map((line, i) => ({
-        label: line.label, stroke: colour(lines[i % lines.length]), width: 1.5,
+        label: line.label, stroke: colour(`--series-${(i % 12) + 1}`), width: 1.5,
         points: { show: x.length < 60 },
       }))],
     }, [x, ...series.map((line) => line.values)], place);
