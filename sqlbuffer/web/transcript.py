@@ -912,6 +912,13 @@ class StepsPage:
             )
         ]
 
+    def numbers_of(self, attribute: str) -> list[float | None]:
+        """Return the reward, value or advantage of each step; None if it has none."""
+        return [
+            None if step.row is None else getattr(step.row.exp_data, attribute)
+            for step in self.steps
+        ]
+
     @property
     def strips(self) -> list[str]:
         """The paths of values that are images."""
