@@ -41,7 +41,7 @@ STATUSES = ("open", "complete", "aborted", "abandoned")
 _TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
 # Names in the view of the columns that pages are sorted by.
 _IN_VIEW = {"first_seq": "started_at", "rollout_reward": "episode_reward", "key": "episode_id"}
-_MOST_CHARACTERS = 20_000
+MOST_CHARACTERS = 20_000
 _INT64 = 2**63
 
 
@@ -96,8 +96,8 @@ def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
 
 def _tree(text: str, info: BufferInfo) -> Tree | None:
     """Return the condition of a form; raise ConditionError if it is malformed."""
-    if len(text) > _MOST_CHARACTERS:
-        raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
+    if len(text) > MOST_CHARACTERS:
+        raise ConditionError(f"the condition has more than {MOST_CHARACTERS:,} characters")
     if not text:
         return None
     is_json = text.startswith(("{", "["))
