@@ -28,7 +28,7 @@ MOST_GROUPS = 50
 # No browser waits for a report.
 TIME_S = 60.0
 _SCRIPTS = ("app.js", "uPlot.min.js", "curves.js")
-_STYLES = ("uPlot.min.css", "app.css", "figures.css")
+_STYLES = ("uPlot.min.css", "app.css", "figures.css", "tables.css")
 
 
 @dataclass(frozen=True)

