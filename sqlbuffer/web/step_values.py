@@ -184,8 +184,9 @@ def numbers_text(numbers: Sequence[float], column: ValueColumn | None = None) ->
         return " ".join(f"{number:.4g}" for number in numbers)
     most = max(column.greatest, -column.least)
     if most and not 1e-3 <= most < 1e6:
-        return " ".join(f"{number:10.3e}" for number in numbers)
+        return " ".join(f"{number:11.3e}" for number in numbers)
     before = len(f"{most:.0f}") + (column.least < 0)
     decimals = 0 if column.is_whole else max(4 - len(f"{most:.0f}"), 0)
     width = before + (decimals + 1 if decimals else 0)
-    return " ".join(f"{number:{width}.{decimals}f}" for number in numbers)
+    # Without the sign of -0.0.
+    return " ".join(f"{number + 0.0:{width}.{decimals}f}" for number in numbers)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqlbuffer.spaces import Spaces
@@ -34,6 +34,8 @@ def test_bars_stay_in_their_place_and_numbers_that_are_none_have_no_bar(numbers)
 
 
 @given(st.lists(st.lists(st.floats(-1e5, 1e5), min_size=3, max_size=3), min_size=1))
+@example([[-0.0, 1.0, 2.0], [3.0, 1.0, 2.5]])
+@example([[1e-300, -1e-301, 0.0], [0.0, 0.0, 1e-5]])
 def test_numbers_of_a_column_are_equally_wide(rows):
     values = [shown_value("obs", np.array(row)) for row in rows]
     (column,), _ = columns_of(values)
