@@ -127,6 +127,10 @@ LINES = {
     "first byte of the slowest page over 200 ms, {}": BOTH,
     "last byte of a conversation of 2 MB over 1 s": BOTH,
     "2 writers next to 5 clients of the page vs alone": BOTH,
+    "SQL that reads summaries: the slowest question over 1 s, rows, {}": BOTH,
+    "SQL that reads summaries: the slowest question over 1 s, typed steps, {}": BOTH,
+    "SQL that reads every step: the slowest question over 10 s, rows, {}": BOTH,
+    "SQL that reads every step: the slowest question over 10 s, typed steps, {}": BOTH,
 }
 
 # Lines that a run on a machine with a browser has.

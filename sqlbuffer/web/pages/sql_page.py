@@ -42,38 +42,89 @@ class SqlExample:
 
 EXAMPLES = (
     SqlExample(
-        "How much does each buffer hold?", "SELECT buffer, rows, capacity, fill FROM v_buffers;"
+        "How much does each buffer hold?",
+        "SELECT buffer, rows, capacity, fill FROM v_buffers;",
     ),
     SqlExample(
-        "The ten best tasks.",
-        "SELECT task_id, steps, total_reward FROM v_tasks\n"
-        "WHERE buffer = 'default' ORDER BY total_reward DESC LIMIT 10;",
+        "How many bytes does each kind of data take?",
+        "SELECT kind, entries, bytes, approximate FROM v_storage\n"
+        "WHERE buffer = 'default' ORDER BY bytes DESC;",
     ),
     SqlExample(
-        "Does a later model earn more?",
-        "SELECT model_version, count(*) AS steps, avg(reward) AS mean_reward FROM v_experiences\n"
-        "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
+        "Does a later model earn more, day by day?",
+        "SELECT model_version, date(ended_at) AS day, count(*) AS episodes,\n"
+        "    avg(episode_reward) AS mean_reward\n"
+        "FROM v_episodes WHERE buffer = 'default' AND status = 'complete'\n"
+        "GROUP BY model_version, date(ended_at) ORDER BY model_version, day;",
     ),
     SqlExample(
-        "In which groups do the rollouts differ? A group with equal rewards teaches nothing.",
+        "The ten longest episodes.",
+        "SELECT episode_id, task_id, length, episode_reward FROM v_episodes\n"
+        "WHERE buffer = 'default' AND length IS NOT NULL ORDER BY length DESC LIMIT 10;",
+    ),
+    SqlExample(
+        "In which groups do the rollouts differ most?",
         "SELECT group_id, rollouts, return_mean, return_spread FROM v_groups\n"
-        "WHERE buffer = 'default' AND rollouts > 1 ORDER BY return_spread DESC;",
+        "WHERE buffer = 'default' AND return_spread IS NOT NULL\n"
+        "ORDER BY return_spread DESC LIMIT 10;",
     ),
     SqlExample(
-        "A value inside JSON; both databases know ->>.",
-        "SELECT task_id, step, state ->> 'position' AS position FROM v_experiences\n"
-        "WHERE buffer = 'default' ORDER BY seq LIMIT 10;",
+        "Groups without spread. A group with equal rewards teaches nothing.",
+        "SELECT group_id, task_id, rollouts, return_mean FROM v_groups\n"
+        "WHERE buffer = 'default' AND rollouts > 1 AND return_spread = 0 ORDER BY group_id;",
     ),
     SqlExample(
-        "The ten groups whose episodes differ most, through an index.",
-        "SELECT g.group_id, g.n_rollouts, g.mean, g.spread FROM group_stats g\n"
-        "JOIN buffers b ON b.id = g.buffer_id\n"
-        "WHERE b.name = 'default' AND g.spread IS NOT NULL ORDER BY g.spread DESC LIMIT 10;",
+        "The ten tasks whose rewards vary most.",
+        "SELECT task_id, count(*) AS episodes, avg(reward) AS mean,\n"
+        "    avg((reward - mean) * (reward - mean)) AS variance\n"
+        "FROM (\n"
+        "    SELECT task_id, episode_reward AS reward,\n"
+        "        avg(episode_reward) OVER (PARTITION BY task_id) AS mean\n"
+        "    FROM v_episodes WHERE buffer = 'default' AND episode_reward IS NOT NULL\n"
+        ") AS episodes GROUP BY task_id ORDER BY variance DESC LIMIT 10;",
+    ),
+    SqlExample(
+        "How often was each step drawn? The ten that were drawn most.",
+        "SELECT seq, count(*) AS draws FROM v_samples\n"
+        "WHERE buffer = 'default' GROUP BY seq ORDER BY draws DESC, seq LIMIT 10;",
+    ),
+    SqlExample(
+        "How stale was the data of each iteration?",
+        "SELECT clock, count(*) AS batches, avg(mean_staleness) AS mean,\n"
+        "    max(max_staleness) AS greatest\n"
+        "FROM v_batches WHERE buffer = 'default' GROUP BY clock ORDER BY clock;",
+    ),
+    SqlExample(
+        "The labels that a step has had.",
+        "SELECT version, reward, labelled_at FROM v_labels\n"
+        "WHERE buffer = 'default' AND seq = 1 ORDER BY version;",
     ),
     SqlExample(
         "One step by its number. A chunk has at most 256 steps.",
         "SELECT task_id, step, reward FROM v_experiences\n"
         "WHERE buffer = 'default' AND seq = 5 AND first_seq BETWEEN 5 - 255 AND 5;",
+    ),
+    SqlExample(
+        "A value inside JSON; both databases know ->>.",
+        "SELECT task_id, step, state ->> 'position' AS position FROM v_experiences\n"
+        "WHERE buffer = 'default' AND seq BETWEEN 1 AND 10 AND first_seq BETWEEN 1 - 255 AND 10;",
+    ),
+    SqlExample(
+        "How many steps did each agent take in each hour?",
+        "SELECT agent_id, substr(CAST(executed_at AS text), 1, 13) AS hour, count(*) AS steps\n"
+        "FROM v_experiences WHERE buffer = 'default'\n"
+        "GROUP BY agent_id, substr(CAST(executed_at AS text), 1, 13) ORDER BY hour, agent_id;",
+    ),
+    SqlExample(
+        "The mean reward of a step, by model version.",
+        "SELECT model_version, count(*) AS steps, avg(reward) AS mean_reward FROM v_experiences\n"
+        "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
+    ),
+    SqlExample(
+        "The ten tasks with the greatest sum of rewards, of the steps that are there.",
+        "SELECT task_id, steps, total_reward FROM v_tasks\n"
+        "WHERE buffer = 'default' AND total_reward IS NOT NULL\n"
+        "ORDER BY total_reward DESC LIMIT 10;",
     ),
 )
 
