@@ -3,16 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, select, text
+from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.catalog import change_config, check_known, not_found
+from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies.target import forget_copy
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
@@ -28,6 +30,7 @@ from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, rem
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
+from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of
 from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.work import forget as forget_work
@@ -145,9 +148,13 @@ class Deletion:
                 )
             if n_removed:
                 remove_steps(connection, self.buffer.info.id, removed)
+                self._count(connection, n_removed)
             return n_removed
 
         return self._delete(work)
+
+    def _count(self, connection: Connection, n_removed: int) -> None:
+        count_evictions(connection, self.buffer.info.id, self.buffer.origin, "deleted", n_removed)
 
     def _matching(self, window: BufferWindow, node: Node) -> Any:
         """Return the condition for rows of a window that match."""
@@ -195,6 +202,7 @@ class Deletion:
         add_sums(connection, sums, n_removed, len(inside))
         if n_removed:
             remove_steps(connection, info.id, removed)
+            self._count(connection, n_removed)
         return n_removed
 
     def _rollouts(
@@ -229,6 +237,7 @@ class Deletion:
 
         def work(connection: Connection) -> int:
             keys = with_tasks(connection, info.id, named)
+            self._count(connection, self._n_steps_of(connection, keys))
             if info.has_chunks:
                 removed = remove_episodes(connection, info.id, keys) if keys else []
             else:
@@ -238,6 +247,17 @@ class Deletion:
             return len(removed)
 
         return self._delete(work)
+
+    def _n_steps_of(self, connection: Connection, keys: Sequence[EpisodeKey]) -> int:
+        """Return how many steps episodes have, with those that were deleted from their chunks."""
+        info = self.buffer.info
+        rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
+        ids = bindparam(None, [row[0] for row in rows], IntegerList(), unique=True)
+        table, n = (chunks, func.sum(chunks.c.n_steps)) if info.has_chunks else (
+            experiences, func.count()
+        )  # fmt: skip
+        steps = select(n).where(table.c.buffer_id == info.id, is_one_of(table.c.episode_id, ids))
+        return int(connection.execute(steps).scalar() or 0) if rows else 0
 
     def _remove_rows_of(
         self, connection: Connection, keys: Sequence[EpisodeKey]
@@ -268,6 +288,7 @@ class Deletion:
                 remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
             inside = steps.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
+            self._count(connection, n_removed)
             forget(connection, id_, episodes)
             forget_work(connection, id_)
             if forget_copy(connection, id_):
