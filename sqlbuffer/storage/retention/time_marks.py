@@ -308,8 +308,8 @@ def mark(
         connection.execute(_MARK, {**id_, "seq": end, "at": now, "n_bytes": size})
 
 
-# A buffer that gets a limit later has marks at so many of its numbers at most, by the times that are
-# stored with its steps.
+# A buffer that gets a limit later has marks at this many of its numbers at most, by the times that
+# are stored with its steps.
 BACKFILLED = 20_000
 _STORED_AT = {
     "sqlite": "SELECT (julianday(x.inserted_at) - 2440587.5) * 86400.0 FROM {table} x "
