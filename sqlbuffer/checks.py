@@ -212,8 +212,9 @@ def _amount(text: str, units: Mapping[str, int], default: str | None) -> float |
     match = _AMOUNT.fullmatch(text)
     if match is None:
         return None
-    number, unit = match[1].replace(",", "").replace("_", ""), match[2].lower() or default
-    return None if unit not in units else float(number) * units[unit]
+    scale = units.get(match[2].lower() or default or "")
+    number = float(match[1].replace(",", "").replace("_", ""))
+    return None if scale is None else number * scale
 
 
 def checked_flag(value: Any, name: str, *, more: str = "", error: ErrorOf = ArgumentError) -> bool:

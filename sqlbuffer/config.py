@@ -365,6 +365,19 @@ class BufferConfig(StrictModel):
             yield argument, value
 
 
+def checked_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that limit the age and the size of a buffer, checked."""
+    checks: dict[str, Any] = {"max_age": checked_age, "max_bytes": checked_size}
+    expected = {"max_age": AN_AGE + UNLIMITED, "max_bytes": A_SIZE + UNLIMITED}
+    return {
+        name: None
+        if settings[name] is None
+        else check(settings[name], name, what=expected[name], error=BufferConfigError)
+        for name, check in checks.items()
+        if name in settings
+    }
+
+
 def check_fits(max_capacity: int | None, min_size: int) -> None:
     """Raise if a buffer never holds enough rows to be sampled."""
     if max_capacity is not None and max_capacity < min_size:

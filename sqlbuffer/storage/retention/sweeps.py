@@ -30,6 +30,7 @@ from sqlbuffer.storage.retention.time_marks import (
     Move,
     Witness,
     moved,
+    resume,
     shift_marks,
     trim_marks,
     witness,
@@ -70,10 +71,6 @@ _KEEP_STATE = text(
 _STOP = text(
     "UPDATE retention_states SET stopped_at = :now, stop_s = :seconds, stop_seq = :seq, "
     "clock_id = :clock_id, clock_at = :clock_at, clock_s = :clock_s WHERE buffer_id = :id"
-)
-_RESUME = text(
-    "UPDATE retention_states SET stopped_at = NULL, stop_s = NULL, stop_seq = NULL, "
-    "clock_id = NULL, clock_at = NULL, clock_s = NULL WHERE buffer_id = :id"
 )
 _BOUNDS = text("SELECT age_seq, bytes_seq FROM retention_bounds WHERE buffer_id = :id")
 _RAISE = text(
@@ -410,10 +407,13 @@ class Sweep:
         if not limits.has_marks:
             fold_counts(connection, id_)
             return limits, nothing
-        self._check_clock(connection, limits, now, moment, accepts, is_new)
+        has_moved = self._check_clock(connection, limits, now, moment, accepts, is_new)
         time_marks.mark(
-            connection, buffer.info, limits.low, limits.high, now, limits.max_age, limits.max_bytes
-        )
+            connection, buffer.info, limits.low, limits.high, now, limits.max_age,
+            limits.max_bytes, has_moved=has_moved,
+        )  # fmt: skip
+        if limits.max_bytes is not None:
+            time_marks.measure(connection, buffer.info, limits.low, limits.max_bytes, is_new=is_new)
         removed = self._raise(connection, limits)
         if removed.total:
             self._keep_state(connection, limits, now)
@@ -461,32 +461,33 @@ class Sweep:
         moment: Witness,
         accepts: bool,
         is_new: bool,
-    ) -> None:
-        """Compare the database's clock with a witness; stop the limit of age if it moved."""
+    ) -> bool:
+        """Compare the database's clock with a witness; stop the limit of age if it moved.
+
+        Return True if the clock moved since the last look, or a move was not accepted yet.
+        """
         id_ = self._buffer.info.id
-        if accepts and limits.stopped_at is not None:
-            if limits.stop_seq is not None and limits.stop_s is not None:
-                shift_marks(connection, id_, limits.stop_seq, limits.stop_s)
-            connection.execute(_RESUME, {"id": id_})
-        if accepts:
-            time_marks.forget_looks(connection, id_)
         gap = time_marks.backfill(connection, self._buffer.info, limits.low, limits.high, now)
+        newest = connection.execute(time_marks.NEWEST_MARK, {"id": id_}).one_or_none()
         move = time_marks.look(connection, id_, now, moment, limits.max_age)
-        if move is None and limits.max_age is not None and gap > limits.max_age * MOST_UNSEEN:
-            move = None if is_new or accepts else Move(gap, None)
-        if limits.stopped_at is not None and not accepts:
+        if accepts:
+            self._accept(connection, limits, move, None if newest is None else newest.seq)
+            time_marks.forget_looks(connection, id_, moment)
+            return True
+        if limits.max_age is not None and gap > limits.max_age * MOST_UNSEEN and not is_new:
+            move = move or Move(gap, None)
+        if limits.stopped_at is not None:
             self._resume_if_back(connection, limits, now, moment)
-            return
+            return True
         # Steps that were marked by a clock that was ahead leave with the first that come after it
         # was set back: a mark of a greater number counts.
         if move is None or move.seconds < 0:
-            return
-        newest = connection.execute(time_marks.NEWEST_MARK, {"id": id_}).one_or_none()
+            return move is not None
         seq = None if newest is None or move.before is None else newest.seq
         if limits.max_age is None:
             if seq is not None:
                 shift_marks(connection, id_, seq, move.seconds)
-            return
+            return True
         clock, at = move.before or (Witness("", 0.0), None)
         values = {
             "id": id_, "now": now, "seconds": move.seconds, "seq": seq,
@@ -494,6 +495,19 @@ class Sweep:
             "clock_s": None if at is None else clock.clock_s,
         }  # fmt: skip
         connection.execute(_STOP, values)
+        return True
+
+    def _accept(
+        self, connection: Connection, limits: Limits, move: Move | None, newest: int | None
+    ) -> None:
+        """Correct the times of marks as far as a witness knows them, and apply the age again."""
+        id_ = self._buffer.info.id
+        if limits.stopped_at is not None:
+            if limits.stop_seq is not None and limits.stop_s is not None:
+                shift_marks(connection, id_, limits.stop_seq, limits.stop_s)
+            resume(connection, id_)
+        if move is not None and move.before is not None and newest is not None:
+            shift_marks(connection, id_, newest, move.seconds)
 
     def _resume_if_back(
         self, connection: Connection, limits: Limits, now: float, moment: Witness
@@ -503,7 +517,7 @@ class Sweep:
         if limits.clock_id != moment.clock_id or clock_s is None or at is None:
             return
         if not moved(clock_s, at, moment.clock_s, now):
-            connection.execute(_RESUME, {"id": self._buffer.info.id})
+            resume(connection, self._buffer.info.id)
 
     def _bounds(self, connection: Connection) -> tuple[int | None, int | None]:
         row = connection.execute(_BOUNDS, {"id": self._buffer.info.id}).one_or_none()

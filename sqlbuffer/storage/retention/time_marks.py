@@ -18,7 +18,6 @@ from uuid import uuid4
 from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, text
 
 from sqlbuffer.storage.buffers.catalog import BufferInfo
-from sqlbuffer.storage.schema.expressions import unix_now
 from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -37,7 +36,6 @@ time_marks = Table(
         "at",
         Double,
         nullable=False,
-        server_default=unix_now(),
         comment="time of the database's clock, in Unix seconds",
     ),
     Column(
@@ -63,7 +61,6 @@ clock_looks = Table(
         "at",
         Double,
         nullable=False,
-        server_default=unix_now(),
         comment="time of the database's clock, in Unix seconds",
     ),
     Column(
@@ -83,7 +80,6 @@ retention_states = Table(
         "looked_at",
         Double,
         nullable=False,
-        server_default=unix_now(),
         comment="time of the last sweep by the database's clock, in Unix seconds",
     ),
     Column(
@@ -239,8 +235,14 @@ _MARK = text(
     "INSERT INTO time_marks (buffer_id, seq, at, n_bytes) VALUES (:id, :seq, :at, :n_bytes) "
     "ON CONFLICT (buffer_id, seq) DO NOTHING"
 )
-_UNMEASURED = text(f"SELECT seq {_OWN_MARKS} AND n_bytes IS NULL ORDER BY seq")
-_MARK_BEFORE = text(f"SELECT max(seq) {_OWN_MARKS} AND seq < :seq")
+_UNMEASURED = text(
+    "SELECT m.seq, m.at, (SELECT max(o.seq) FROM time_marks o WHERE o.buffer_id = :id "
+    "AND o.seq < m.seq) FROM time_marks m WHERE m.buffer_id = :id AND m.n_bytes IS NULL "
+    "ORDER BY m.seq"
+)
+_FORGET_SIZES = text(
+    "UPDATE time_marks SET n_bytes = NULL WHERE buffer_id = :id AND n_bytes > :most"
+)
 _MEASURED = text("UPDATE time_marks SET n_bytes = :n_bytes WHERE buffer_id = :id AND seq = :seq")
 _SHIFT = text("UPDATE time_marks SET at = at + :seconds WHERE buffer_id = :id AND seq <= :seq")
 # The newest of those that have left stays: the next mark counts its bytes from there.
@@ -273,6 +275,8 @@ def mark(
     now: float,
     max_age: float | None,
     max_bytes: int | None,
+    *,
+    has_moved: bool,
 ) -> None:
     """Mark the newest number of a buffer, unless the last mark is too near.
 
@@ -284,28 +288,23 @@ def mark(
         now: Time of the database's clock.
         max_age: Its largest age in seconds; None: unlimited.
         max_bytes: Its largest size; None: unlimited.
+        has_moved: The clock has moved, so times that are stored with steps are not comparable.
     """
     id_ = {"id": info.id}
     last = connection.execute(NEWEST_MARK, id_).one_or_none()
-    if max_bytes is not None:
-        _measure(connection, info, low)
     start = low if last is None else max(last.seq, low)
-    if high <= start:
+    since = None if last is None else now - last.at
+    if high <= start or (since is not None and abs(since) < distance_s(max_age) * NEARLY):
         return
-    if last is not None and abs(now - last.at) < distance_s(max_age) * NEARLY:
+    is_small = last is not None and max_age is None and max_bytes is not None
+    if is_small and bytes_between(connection, info, start, high) < (max_bytes or 0) // LEAST_PART:
         return
-    if max_bytes is None:
+    is_long_ago = since is not None and not 0 <= since <= 2 * distance_s(max_age)
+    if last is not None and is_long_ago and not has_moved:
+        # Among them are steps that were stored soon after the last mark.
+        _mark_stored(connection, info, start, high, last.at if last.at < now else 0.0, now)
+    else:
         connection.execute(_MARK, {**id_, "seq": high, "at": now, "n_bytes": None})
-        return
-    n_bytes = bytes_between(connection, info, start, high)
-    if max_age is None and last is not None and n_bytes < max_bytes // LEAST_PART:
-        return
-    # A mark of many bytes would have too many steps leave with it.
-    n_parts = min(high - start, 1 + n_bytes * MOST_PART // max_bytes, 4 * MOST_PART)
-    ends = [start + (high - start) * (i + 1) // n_parts for i in range(n_parts)]
-    for begin, end in zip([start, *ends[:-1]], ends, strict=True):
-        size = n_bytes if n_parts == 1 else bytes_between(connection, info, begin, end)
-        connection.execute(_MARK, {**id_, "seq": end, "at": now, "n_bytes": size})
 
 
 # A buffer that gets a limit later has marks at this many of its numbers at most, by the times that
@@ -317,7 +316,8 @@ _STORED_AT = {
     "ORDER BY x.key DESC LIMIT 1",
     # A transaction may have begun before others whose numbers are lower.
     "postgresql": "SELECT CAST(extract(epoch FROM max(y.inserted_at)) AS double precision) FROM ("
-    "SELECT x.inserted_at FROM {table} x WHERE x.buffer_id = :id AND x.{number} <= p.seq "
+    "SELECT x.inserted_at FROM {table} x WHERE x.buffer_id = :id AND x.{number} > :low "
+    "AND x.{number} <= p.seq "
     "ORDER BY x.{number} DESC LIMIT 16) y",
 }
 _BACKFILL = """
@@ -325,7 +325,9 @@ INSERT INTO time_marks (buffer_id, seq, at)
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < CAST(:n AS bigint)),
 p(seq) AS (SELECT :low + (CAST(:high AS bigint) - :low) * i / :n FROM n),
 s AS (SELECT p.seq, ({stored_at}) AS at FROM p),
-t AS (SELECT seq, max(CASE WHEN at > :now THEN :now ELSE at END) OVER (ORDER BY seq) AS at FROM s)
+t AS (
+    SELECT seq, max(CASE WHEN at > :now THEN :now WHEN at < :since THEN :since ELSE at END)
+        OVER (ORDER BY seq) AS at FROM s)
 SELECT :id, max(seq), max(at) FROM t WHERE at IS NOT NULL GROUP BY CAST(at / {distance} AS bigint)
 """
 _LARGEST_GAP = text(
@@ -337,27 +339,59 @@ _LARGEST_GAP = text(
 def backfill(connection: Connection, info: BufferInfo, low: int, high: int, now: float) -> float:
     """Mark steps that were stored before the buffer had limits, by their stored times.
 
-    Return the longest time without a step, in seconds.
+    Return the longest time without a step, in seconds; 0 if a clock was compared in that time.
     """
     if high <= low or connection.execute(NEWEST_MARK, {"id": info.id}).first() is not None:
         return 0.0
-    kind = connection.dialect.name
-    table, number = ("chunks", "first_seq") if info.has_chunks else ("experiences", "seq")
-    stored_at = _STORED_AT[kind].format(table=table, number=number)
-    statement = _BACKFILL.format(stored_at=stored_at, distance=LEAST_DISTANCE_S)
-    values = {"id": info.id, "low": low, "high": high, "now": now}
-    connection.execute(text(statement), {**values, "n": min(BACKFILLED, high - low)})
+    is_seen = connection.execute(_LAST_LOOK, {"id": info.id}).scalar() is not None
+    _mark_stored(connection, info, low, high, 0.0, now)
     newest = connection.execute(NEWEST_MARK, {"id": info.id}).one_or_none()
+    if is_seen:
+        return 0.0
     gap = connection.execute(_LARGEST_GAP, {"id": info.id}).scalar() or 0.0
     return max(gap, 0.0 if newest is None else now - newest.at)
 
 
-def _measure(connection: Connection, info: BufferInfo, low: int) -> None:
-    """Measure the steps of marks that were made before the buffer had `max_bytes`."""
-    for seq in connection.execute(_UNMEASURED, {"id": info.id}).scalars().all():
-        before = connection.execute(_MARK_BEFORE, {"id": info.id, "seq": seq}).scalar()
-        size = bytes_between(connection, info, max(before or 0, low), seq)
-        connection.execute(_MEASURED, {"id": info.id, "seq": seq, "n_bytes": size})
+def _mark_stored(
+    connection: Connection, info: BufferInfo, low: int, high: int, since: float, now: float
+) -> None:
+    """Mark steps by the times that are stored with them, between two times."""
+    kind = connection.dialect.name
+    table, number = ("chunks", "first_seq") if info.has_chunks else ("experiences", "seq")
+    stored_at = _STORED_AT[kind].format(table=table, number=number)
+    statement = _BACKFILL.format(stored_at=stored_at, distance=LEAST_DISTANCE_S)
+    values = {"id": info.id, "low": low, "high": high, "since": since, "now": now}
+    connection.execute(text(statement), {**values, "n": min(BACKFILLED, high - low)})
+
+
+def measure(
+    connection: Connection, info: BufferInfo, low: int, max_bytes: int, *, is_new: bool
+) -> None:
+    """Measure the steps of marks, and split marks of too many bytes: all of one leave together.
+
+    Args:
+        connection: The transaction.
+        info: The buffer.
+        low: Lower end of its window.
+        max_bytes: Its largest size.
+        is_new: It is new: also split marks that were measured before.
+    """
+    id_ = {"id": info.id}
+    if is_new:
+        connection.execute(_FORGET_SIZES, {**id_, "most": max_bytes // MOST_PART})
+    for seq, at, before in connection.execute(_UNMEASURED, id_).all():
+        start = max(before or 0, low)
+        if seq <= start:
+            connection.execute(_MEASURED, {**id_, "seq": seq, "n_bytes": 0})
+            continue
+        n_bytes = bytes_between(connection, info, start, seq)
+        n_parts = min(seq - start, 1 + n_bytes * MOST_PART // max_bytes, 4 * MOST_PART)
+        ends = [start + (seq - start) * (i + 1) // n_parts for i in range(n_parts)]
+        for begin, end in zip([start, *ends[:-1]], ends, strict=True):
+            size = n_bytes if n_parts == 1 else bytes_between(connection, info, begin, end)
+            values = {**id_, "seq": end, "at": at, "n_bytes": size}
+            connection.execute(_MARK, values)
+            connection.execute(_MEASURED, values)
 
 
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields")
@@ -403,6 +437,21 @@ def forget_marks(connection: Connection, buffer_id: int) -> None:
         connection.execute(text(f"DELETE FROM {table} WHERE buffer_id = :id"), {"id": buffer_id})
 
 
-def forget_looks(connection: Connection, buffer_id: int) -> None:
-    """Delete the looks at the clock before it was set."""
-    connection.execute(text("DELETE FROM clock_looks WHERE buffer_id = :id"), {"id": buffer_id})
+_RESUME = text(
+    "UPDATE retention_states SET stopped_at = NULL, stop_s = NULL, stop_seq = NULL, "
+    "clock_id = NULL, clock_at = NULL, clock_s = NULL WHERE buffer_id = :id"
+)
+
+
+def resume(connection: Connection, buffer_id: int) -> None:
+    """Apply the limit of age again."""
+    connection.execute(_RESUME, {"id": buffer_id})
+
+
+_FORGET_OTHERS = text("DELETE FROM clock_looks WHERE buffer_id = :id AND clock_id <> :clock_id")
+
+
+def forget_looks(connection: Connection, buffer_id: int, moment: Witness) -> None:
+    """Delete the looks of other clocks, from before the database's clock was set."""
+    values = {"id": buffer_id, "clock_id": moment.clock_id}
+    connection.execute(_FORGET_OTHERS, values)

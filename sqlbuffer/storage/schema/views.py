@@ -489,6 +489,7 @@ INNER_VIEWS = {
     "new_experiences": "Insert rows here; see the page on tables.",
     "chunk_steps": "Internal: the steps of chunks, one row per step.",
     "step_numbers": "Internal: the numbers of the steps of a chunk.",
+    "retention_bounds": "Internal: numbers up to which steps leave by age and size.",
     "step_sums": "Internal: sums for v_tasks, v_agents and v_groups.",
     "episode_states": "Internal: the status of episodes.",
 }

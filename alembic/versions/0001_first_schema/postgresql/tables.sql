@@ -1000,7 +1000,7 @@ COMMENT ON COLUMN eviction_counts.n_steps IS 'number of steps';
 CREATE TABLE time_marks (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
-    at DOUBLE PRECISION DEFAULT CAST(extract(epoch FROM clock_timestamp()) AS double precision) NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
     n_bytes BIGINT,
     CONSTRAINT pk_time_marks PRIMARY KEY (buffer_id, seq)
 );
@@ -1013,7 +1013,7 @@ CREATE INDEX ix_time_marks_buffer_id_at ON time_marks (buffer_id, at);
 CREATE TABLE clock_looks (
     buffer_id INTEGER NOT NULL,
     clock_id TEXT COLLATE "C" NOT NULL,
-    at DOUBLE PRECISION DEFAULT CAST(extract(epoch FROM clock_timestamp()) AS double precision) NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
     clock_s DOUBLE PRECISION NOT NULL,
     CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
 );
@@ -1024,7 +1024,7 @@ COMMENT ON COLUMN clock_looks.clock_s IS 'time of the monotonic clock at that mo
 
 CREATE TABLE retention_states (
     buffer_id INTEGER NOT NULL,
-    looked_at DOUBLE PRECISION DEFAULT CAST(extract(epoch FROM clock_timestamp()) AS double precision) NOT NULL,
+    looked_at DOUBLE PRECISION NOT NULL,
     low_seq BIGINT NOT NULL,
     high_seq BIGINT NOT NULL,
     live_rows BIGINT NOT NULL,

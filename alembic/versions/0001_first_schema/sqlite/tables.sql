@@ -615,7 +615,7 @@ CREATE TABLE eviction_counts (
 CREATE TABLE time_marks (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
-    at DOUBLE DEFAULT ((julianday('now') - 2440587.5) * 86400.0) NOT NULL,
+    at DOUBLE NOT NULL,
     n_bytes BIGINT,
     CONSTRAINT pk_time_marks PRIMARY KEY (buffer_id, seq)
 );
@@ -624,14 +624,14 @@ CREATE INDEX ix_time_marks_buffer_id_at ON time_marks (buffer_id, at);
 CREATE TABLE clock_looks (
     buffer_id INTEGER NOT NULL,
     clock_id TEXT NOT NULL,
-    at DOUBLE DEFAULT ((julianday('now') - 2440587.5) * 86400.0) NOT NULL,
+    at DOUBLE NOT NULL,
     clock_s DOUBLE NOT NULL,
     CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
 );
 
 CREATE TABLE retention_states (
     buffer_id INTEGER NOT NULL,
-    looked_at DOUBLE DEFAULT ((julianday('now') - 2440587.5) * 86400.0) NOT NULL,
+    looked_at DOUBLE NOT NULL,
     low_seq BIGINT NOT NULL,
     high_seq BIGINT NOT NULL,
     live_rows BIGINT NOT NULL,
