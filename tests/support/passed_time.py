@@ -1,33 +1,39 @@
 """Time that passes for a buffer, and clocks that are set, without a wait: stored times change."""
 
-from tests.support.sql import is_sqlite, run
+from sqlalchemy import text
+
+from tests.support.sql import connected, is_sqlite, run
 
 _LATER = {
-    "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', inserted_at, :seconds || ' seconds')",
-    "postgresql": "inserted_at + make_interval(secs => :seconds)",
+    "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', inserted_at, -:seconds || ' seconds')",
+    "postgresql": "inserted_at - make_interval(secs => :seconds)",
 }
 
 
 def let_pass(url: str, seconds: float) -> None:
     """Have everything be as it is after so many seconds."""
-    set_clock(url, seconds)
-    for table in ("clock_looks", "retention_states"):
-        run(url, f"UPDATE {table} SET clock_s = clock_s - :seconds", seconds=seconds)
+    _change(url, seconds, ("clock_looks", "clock_s"), ("retention_states", "clock_s"))
 
 
 def set_clock(url: str, seconds: float) -> None:
     """Have the database's clock show so many seconds more: what is stored seems to be older."""
-    run(url, "UPDATE time_marks SET at = at - :seconds", seconds=seconds)
-    run(url, "UPDATE clock_looks SET at = at - :seconds", seconds=seconds)
-    run(
-        url,
-        "UPDATE retention_states SET looked_at = looked_at - :seconds, "
-        "clock_at = clock_at - :seconds",
-        seconds=seconds,
-    )
+    _change(url, seconds)
+
+
+def _change(url: str, seconds: float, *more: tuple[str, str]) -> None:
+    """Subtract seconds from all stored times, in one transaction: other threads may look."""
+    columns = [
+        ("time_marks", "at"), ("clock_looks", "at"), ("retention_states", "looked_at"),
+        ("retention_states", "clock_at"), *more,
+    ]  # fmt: skip
     later = _LATER["sqlite" if is_sqlite(url) else "postgresql"]
-    for table in ("experiences", "chunks"):
-        run(url, f"UPDATE {table} SET inserted_at = {later}", seconds=-seconds)
+    with connected(url) as connection:
+        for table, column in columns:
+            statement = f"UPDATE {table} SET {column} = {column} - :seconds"
+            connection.execute(text(statement), {"seconds": seconds})
+        for table in ("experiences", "chunks"):
+            statement = f"UPDATE {table} SET inserted_at = {later}"
+            connection.execute(text(statement), {"seconds": seconds})
 
 
 def evicted(url: str, name: str = "default") -> dict[str, int]:
