@@ -22,7 +22,7 @@ from sqlbuffer.storage.chunks.sqlite import evict_chunks
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import is_memory
-from sqlbuffer.storage.dialects import at_once, by_database, hurried
+from sqlbuffer.storage.dialects import at_once, by_database, hurried, make_room
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.retention import time_marks
 from sqlbuffer.storage.retention.time_marks import (
@@ -369,6 +369,9 @@ class Sweep:
             _, removed = self._look(connection, wait=True, accepts=accept_clock, is_new=is_new)
             return removed
 
+        if not is_joined():
+            with translated(buffer.url):
+                make_room(buffer.engine)
         return buffer.write(work) + self._clean()
 
     def _look(

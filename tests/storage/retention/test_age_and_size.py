@@ -2,6 +2,8 @@
 
 import datetime
 import math
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 from sqlbuffer import BufferConfig, QueryBuilder, Removed, ReplayBuffer
 from sqlbuffer.errors import ArgumentError, BufferConfigError
+from sqlbuffer.storage.holds import Hold
+from sqlbuffer.storage.retention.time_marks import witness
 from tests.support.limited_rows import rows_of, steps_in
 from tests.support.passed_time import evicted, let_pass, set_clock
-from tests.support.sql import is_sqlite, run, scalar
+from tests.support.sql import is_sqlite, plain_engine, run, scalar
 from tests.support.typed_buffer import both_layouts
 
 HOUR = 3_600.0
@@ -294,7 +298,7 @@ def test_older_hours_are_added_up(buffer_url):
         buffers = [stack.enter_context(ReplayBuffer(buffer_url)) for _ in range(3)]
         for buffer in buffers:
             buffer.add(state=1)
-            buffer.delete([buffer.get_latest().seq] if hasattr(buffer, "get_latest") else [1, 2, 3])
+            assert buffer.delete([1, 2, 3]) == 1
         assert scalar(buffer_url, "SELECT count(*) FROM eviction_counts") == 3
         run(buffer_url, "UPDATE eviction_counts SET hour = hour - 2")
         buffers[0].resize(max_capacity=100)
@@ -328,3 +332,120 @@ def test_steps_are_deleted_by_the_time_at_which_they_were_written(buffer_url, ma
             buffer.delete(older_than=0)
         with pytest.raises(ArgumentError, match="dry_run"):
             buffer.delete(older_than=1, dry_run="yes")
+
+
+@both_layouts
+def test_leased_steps_and_held_steps_are_deleted_later(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_age="1h", leases=True, max_use=1) as buffer:
+        store(buffer, 0, 10)
+        with buffer.lease(3):
+            let_pass(buffer_url, HOUR + 10)
+            assert buffer.expire().aged == 10
+            assert len(buffer) == 0
+            assert physical(buffer_url) in (3, 10)  # a chunk stays as a whole
+        buffer.expire()
+        assert physical(buffer_url) == 0
+    with make_buffer(buffer_url, "held", max_age="1h") as buffer:
+        store(buffer, 0, 10)
+        hold = Hold(buffer._store)
+        hold.take()
+        let_pass(buffer_url, HOUR + 10)
+        assert buffer.expire().aged == 10
+        assert (len(buffer), physical(buffer_url)) == (0, 10)
+        hold.release()
+        buffer.expire()
+        assert physical(buffer_url) == 0
+
+
+def physical(url):
+    """Return how many steps the tables have, inside of windows or not."""
+    rows = scalar(url, "SELECT count(*) FROM experiences")
+    return rows + scalar(url, "SELECT coalesce(sum(n_steps), 0) FROM chunks")
+
+
+def test_rows_of_plain_sql_leave(buffer_url):
+    with ReplayBuffer(buffer_url, max_age="1h", max_bytes=10_000) as buffer:
+        insert = (
+            "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step, state) "
+            "SELECT id, 'sql', 'a', 1, '{\"x\": 1}' FROM buffers"
+        )
+        buffer.expire()
+        for _ in range(5):
+            run(buffer_url, insert)
+        assert len(buffer) == 5
+        let_pass(buffer_url, HOUR - 60)
+        assert buffer.expire() == Removed(0, 0, 0)
+        let_pass(buffer_url, 70)
+        assert buffer.expire() == Removed(0, 0, 0, aged=5)
+
+
+def test_calls_of_a_transaction_and_of_several_openers_are_marked(buffer_url):
+    with ExitStack() as stack:
+        buffers = [stack.enter_context(ReplayBuffer(buffer_url, max_age="1h")) for _ in range(3)]
+        for i, buffer in enumerate(buffers):
+            make_due(buffer)
+            buffer.transaction(lambda tx, i=i: tx.extend({"state": [i] * 5}, task_id="t"))
+            let_pass(buffer_url, HOUR / 3)
+        assert scalar(buffer_url, "SELECT count(*) FROM time_marks") == 3
+        assert [len(buffer) for buffer in buffers] == [15] * 3
+        for buffer in buffers:
+            make_due(buffer)
+            buffer.transaction(lambda tx: tx.extend({"state": [9]}, task_id="t"))
+        assert [len(buffer) for buffer in buffers] == [13] * 3
+
+
+@both_layouts
+def test_an_open_snapshot_keeps_what_leaves(buffer, buffer_url):
+    store(buffer, 0, 10)
+    snapshot = "BEGIN" if is_sqlite(buffer_url) else "BEGIN ISOLATION LEVEL REPEATABLE READ"
+    engine = plain_engine(buffer_url)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        driver.isolation_level = None
+        driver.execute(snapshot)
+        (before,) = driver.execute("SELECT count(*) FROM v_experiences").fetchone()
+        let_pass(buffer_url, HOUR + 10)
+        assert buffer.expire().aged == 10
+        assert (before, len(buffer)) == (10, 0)
+        assert driver.execute("SELECT count(*) FROM v_experiences").fetchone() == (10,)
+        driver.execute("ROLLBACK")
+    engine.dispose()
+
+
+@both_layouts
+def test_a_copy_has_the_limits_and_its_steps_keep_their_age(buffer, buffer_url, tmp_path):
+    store(buffer, 0, 10)
+    let_pass(buffer_url, HOUR * 0.4)
+    store(buffer, 10, 10)
+    target = f"sqlite:///{tmp_path}/copy.db"
+    with ReplayBuffer(target, config=buffer.config, create=True) as copy:
+        buffer.copy_to(copy)
+    with ReplayBuffer(target, create=False) as copy:
+        assert (copy.max_age, len(copy)) == (HOUR, 20)
+        assert copy.expire() == Removed(0, 0, 0)
+        let_pass(target, HOUR * 0.6 + 20)
+        assert copy.expire() == Removed(0, 0, 0, aged=10)
+        assert evicted(target) == {"age": 10}
+
+
+def test_a_reader_changes_nothing(buffer, buffer_url):
+    store(buffer, 0, 10)
+    with ReplayBuffer(buffer_url) as reader:
+        let_pass(buffer_url, HOUR + 10)
+        make_due(reader)
+        reader.sample(5)
+        assert len(list(reader)) == 10
+    assert len(buffer) == 10
+
+
+def test_every_process_of_a_machine_has_the_same_witness():
+    program = (
+        "from sqlbuffer.storage.retention.time_marks import witness; print(witness().clock_id)"
+    )
+    ids = {
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for _ in range(2)
+    }
+    assert ids == {witness().clock_id}
