@@ -417,10 +417,12 @@ class Sweep:
         )  # fmt: skip
         if limits.max_bytes is not None:
             time_marks.measure(connection, buffer.info, limits.low, limits.max_bytes, is_new=is_new)
-        removed = self._raise(connection, limits)
+        age, size = self._bounds(connection)
+        removed = self._raise(connection, limits, age or 0, size or 0)
         if removed.total:
             self._keep_state(connection, limits, now)
-        trim_marks(connection, id_, self._left_up_to(connection, limits))
+        low = limits.low if limits.evict_unit == "row" else 0
+        trim_marks(connection, id_, max(age or 0, size or 0, low))
         fold_counts(connection, id_)
         return limits, removed
 
@@ -526,20 +528,13 @@ class Sweep:
         row = connection.execute(_BOUNDS, {"id": self._buffer.info.id}).one_or_none()
         return (None, None) if row is None else (row.age_seq, row.bytes_seq)
 
-    def _left_up_to(self, connection: Connection, limits: Limits) -> int:
-        """Return the number whose mark, and those of lower ones, are not needed any more."""
-        age, size = self._bounds(connection)
-        low = self._buffer.window_in(connection).low if limits.evict_unit == "row" else 0
-        return max(age or 0, size or 0, low)
-
-    def _raise(self, connection: Connection, limits: Limits) -> Removed:
+    def _raise(self, connection: Connection, limits: Limits, age: int, size: int) -> Removed:
         """Raise the lower end of a window that moves by row; return how many rows left it."""
         id_, low = self._buffer.info.id, limits.low
-        age, size = self._bounds(connection)
-        bound = min(max(age or 0, size or 0), limits.high)
+        bound = min(max(age, size), limits.high)
         if limits.evict_unit != "row" or bound <= low:
             return Removed(0, 0, 0)
-        aged_up_to = min(max(age or 0, low), bound)
+        aged_up_to = min(max(age, low), bound)
         n_aged = self._count(connection, low, aged_up_to)
         n_oversize = self._count(connection, aged_up_to, bound)
         _raise_low(connection, id_, bound)

@@ -9,6 +9,7 @@ does not empty a buffer.
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -251,8 +252,10 @@ _TRIM = text(
     "SELECT max(m.seq) FROM time_marks m WHERE m.buffer_id = :id AND m.seq <= :low)"
 )
 
-# A mark of fewer bytes waits for more, in a buffer without `max_age`; and one of more is split.
+# A mark of fewer bytes waits for more, in a buffer without `max_age`; and one of more is split, at
+# parts of this many numbers.
 LEAST_PART, MOST_PART = 1_000, 64
+LEAST_READ, MOST_READ = 256, 2**20
 # Marks of a buffer with `max_age` have this distance; more than this number of them are never
 # needed.
 LEAST_DISTANCE_S, MOST_DISTANCE_S = 10.0, 30.0
@@ -384,18 +387,31 @@ def measure(
         if seq <= start:
             connection.execute(_MEASURED, {**id_, "seq": seq, "n_bytes": 0})
             continue
-        n_bytes = bytes_between(connection, info, start, seq)
-        n_parts = min(seq - start, 1 + n_bytes * MOST_PART // max_bytes, 4 * MOST_PART)
-        ends = [start + (seq - start) * (i + 1) // n_parts for i in range(n_parts)]
-        for begin, end in zip([start, *ends[:-1]], ends, strict=True):
-            size = n_bytes if n_parts == 1 else bytes_between(connection, info, begin, end)
-            values = {**id_, "seq": end, "at": at, "n_bytes": size}
+        for end, n_bytes in _parts(connection, info, start, seq, max_bytes // MOST_PART):
+            values = {**id_, "seq": end, "at": at, "n_bytes": n_bytes}
             connection.execute(_MARK, values)
             connection.execute(_MEASURED, values)
 
 
+def _parts(
+    connection: Connection, info: BufferInfo, low: int, high: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the ends of parts of some numbers, and their bytes: about `most` each, or fewer."""
+    begin, total, n = low, 0, LEAST_READ * 4
+    while begin < high:
+        end = min(begin + n, high)
+        n_bytes = bytes_between(connection, info, begin, end)
+        if total and total + n_bytes > most:
+            yield begin, total
+            total = 0
+        total += n_bytes
+        begin = end
+        n = min(max(LEAST_READ, n * most // max(2 * n_bytes, 1)), 4 * n, MOST_READ)
+    yield high, total
+
+
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields")
-_SIZES = {
+_SIZES_SQL = {
     ("sqlite", False): "SELECT coalesce(sum(coalesce(payload_bytes, length(arrays), 0) + "
     + " + ".join(f"coalesce(length({name}), 0)" for name in _PAYLOADS)
     + "), 0) FROM experiences "
@@ -406,16 +422,17 @@ _SIZES = {
     # Sizes as they are stored: JSON is neither read nor written as text.
     ("postgresql", False): "SELECT coalesce(sum(coalesce(payload_bytes, octet_length(arrays), 0) + "
     + " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _PAYLOADS)
-    + "), 0)::bigint FROM experiences WHERE buffer_id = :id AND seq > :low AND seq <= :high",
+    + "), 0) FROM experiences WHERE buffer_id = :id AND seq > :low AND seq <= :high",
     ("postgresql", True): "SELECT coalesce(sum(octet_length(records) "
-    "+ coalesce(pg_column_size(payloads), 0) + coalesce(octet_length(payload_arrays), 0)), 0)"
-    "::bigint FROM chunk_data WHERE buffer_id = :id AND first_seq > :low AND first_seq <= :high",
+    "+ coalesce(pg_column_size(payloads), 0) + coalesce(octet_length(payload_arrays), 0)), 0) "
+    "FROM chunk_data WHERE buffer_id = :id AND first_seq > :low AND first_seq <= :high",
 }
+_SIZES = {key: text(statement) for key, statement in _SIZES_SQL.items()}
 
 
 def bytes_between(connection: Connection, info: BufferInfo, low: int, high: int) -> int:
     """Return the bytes of the payloads of steps with low < seq <= high, a chunk as a whole."""
-    statement = text(_SIZES[connection.dialect.name, info.has_chunks].replace("::", "\\:\\:"))
+    statement = _SIZES[connection.dialect.name, info.has_chunks]
     values: dict[str, Any] = {"id": info.id, "low": low, "high": high}
     return int(connection.execute(statement, values).scalar_one())
 
