@@ -80,11 +80,10 @@ def test_several_agents_are_stored_as_the_page_shows(read):
     assert run(SQLITE_URL, of_agents) == [("blue", 6), ("red", 6)]
 
 
-def test_rollouts_are_continued_and_judged_as_the_pages_show(read):
+def test_rollouts_are_continued_as_the_page_shows(read):
     read("docs/how-to/continue-a-rollout.md")
-    read("docs/how-to/judge-rollouts-later.md")
     states = "SELECT status, count(*) FROM v_episodes GROUP BY 1 ORDER BY 1"
-    assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 8)]
+    assert run(SQLITE_URL, states) == [("complete", 2)]
 
 
 def test_work_is_handed_out_as_the_page_shows(read):
@@ -244,7 +243,7 @@ def test_samples_are_logged_as_the_page_shows(read):
 
 def test_quarantine_takes_rows_out_and_puts_them_back(read):
     page = read("docs/how-to/quarantine-rows.md")
-    assert page.names["buffer"].release([2]) == 1
+    assert page.names["buffer"].release([1]) == 1
 
 
 def test_a_session_reads_and_inserts_as_the_page_on_the_orm_shows(read):
@@ -282,8 +281,12 @@ def test_late_rewards(read):
     assert page.names["buffer"].name == "rollouts"
     episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes "
     episodes += "WHERE buffer = 'rollouts'"
-    assert run(SQLITE_URL, episodes) == [("rollout-1", "complete", None, 1.0)]
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 11
+    verdicts = {f"prompt-3/{i}": reward for i, reward in enumerate([0.75, 0.25, 0.5, 1.0])}
+    assert sorted(run(SQLITE_URL, episodes)) == [
+        *((episode_id, "complete", None, reward) for episode_id, reward in verdicts.items()),
+        ("prompt-4/0", "aborted", None, 0.0),
+    ]
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 9
 
 
 def test_transactions(read):

@@ -33,7 +33,7 @@ ENCRYPTION = "docs/how-to/encrypt-connections.md"
 
 def test_lost_connections(read, postgres_url):
     page = read("docs/how-to/handle-lost-connections.md", {SERVER_URL: postgres_url})
-    assert len(page.names["buffer"]) == 8
+    assert len(page.names["buffer"]) == 7
 
 
 def test_copying(read, postgres_url):

@@ -1,6 +1,5 @@
 """A server that lacks a feature is refused by its name, and nothing is created there."""
 
-import re
 from uuid import uuid4
 
 import psycopg
@@ -159,9 +158,8 @@ def test_a_role_that_only_reads_and_has_one_connection_can_open(make_database_ur
 
 
 def test_the_page_on_databases_names_each_feature():
-    table = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", text_of("docs/how-to/engines.md"), re.M)
-    named = [name.strip("`").lower() for name in table]
-    assert [name for name in FEATURES if name.lower() not in named] == []
+    text = " ".join(text_of("docs/how-to/engines.md").replace("`", "").lower().split())
+    assert [name for name in FEATURES if name.lower() not in text] == []
 
 
 def test_a_server_is_accepted_once_it_has_the_feature(postgres_url):
