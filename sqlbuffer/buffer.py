@@ -2665,7 +2665,7 @@ class ReplayBuffer:
         them. Buffers that evict by task or by episode delete whole ones. Rows in quarantine stay.
 
         A process that writes also lets steps leave by `max_age` and `max_bytes`, every ten seconds.
-        For a buffer to which no process writes, call this, or `sqlbuffer expire`, twice a minute.
+        For a buffer to which no process writes, call this, or `sqlbuffer expire`, every 45 seconds.
         If the database's clock was set, or no process has looked at the buffer for more than half
         of `max_age`, no step leaves by age until a call accepts the clock.
 

@@ -602,7 +602,7 @@ def _want_tasks(url: str | None, buffer: "ReplayBuffer", tasks: list[str]) -> No
 
 EXPIRE_EXAMPLES = example(
     "sqlbuffer expire sqlite:///replay.db",
-    "sqlbuffer expire postgresql://me@db.internal/replay --every 30s",
+    "sqlbuffer expire postgresql://me@db.internal/replay --every 45s",
     "sqlbuffer expire sqlite:///replay.db --buffer cartpole --accept-clock",
 )
 
@@ -624,7 +624,7 @@ def expire(
         typer.Option(
             "--every",
             metavar="TIME",
-            help="Go on, and repeat it after this time, such as 30s, until Ctrl-C. Up to 30s, no "
+            help="Go on, and repeat it after this time, such as 45s, until Ctrl-C. Up to 45s, no "
             "row leaves more than a minute late.",
             show_default=False,
         ),
@@ -648,12 +648,13 @@ def expire(
     pause_s = None if every is None else checked_age(every, "--every", error=UsageError)
     url = database(url)
     chosen = None if buffer is None else chosen_buffer(url, buffer)
+    is_first = True
     while True:
         for name in [chosen] if chosen is not None else _stored_names(url):
-            _expire(url, name, accept_clock=accept_clock)
+            _expire(url, name, accept_clock=accept_clock and is_first, shows_all=is_first)
         if pause_s is None:
             return
-        accept_clock = False
+        is_first = False
         time.sleep(pause_s)
 
 
@@ -665,7 +666,7 @@ def _stored_names(url: str | None) -> list[str]:
     return ReplayBuffer.list(url)
 
 
-def _expire(url: str | None, name: str, *, accept_clock: bool) -> None:
+def _expire(url: str | None, name: str, *, accept_clock: bool, shows_all: bool) -> None:
     from sqlbuffer import ReplayBuffer
 
     try:
@@ -686,4 +687,5 @@ def _expire(url: str | None, name: str, *, accept_clock: bool) -> None:
         )
         if n
     )
-    typer.echo(f"buffer {name!r}: {reasons or 'no'} rows left, it holds {left:,}")
+    if reasons or shows_all:
+        typer.echo(f"buffer {name!r}: {reasons or 'no'} rows left, it holds {left:,}")

@@ -130,9 +130,8 @@ class BufferStore(OpenBuffer):
         self.priorities.clean()
 
     def close(self) -> None:
-        """Publish what is not counted or marked yet, then close idle connections."""
+        """Publish sampled rows that are not counted yet, then close idle connections."""
         self.pacer.publish_rest()
-        self.sweep.finish()
         super().close()
         if self._standby is not None:
             self._standby.close()

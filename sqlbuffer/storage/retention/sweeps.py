@@ -122,6 +122,11 @@ class Limits:
         return self.max_age is not None or self.max_bytes is not None
 
     @property
+    def leaves_whole(self) -> bool:
+        """Whether tasks or episodes leave by age or size, each as a whole."""
+        return self.has_marks and self.evict_unit != "row"
+
+    @property
     def has_capacity(self) -> bool:
         """Whether steps leave because there are too many."""
         return self.max_capacity is not None or self.max_episodes is not None
@@ -298,12 +303,11 @@ class Sweep:
         is_limited = retention.max_age is not None or retention.max_bytes is not None
         # A process that soon ends marks what it writes as well.
         self.due_at = time.monotonic() + (0.0 if is_limited else SWEEP_EVERY_S)
-        self._is_on, self._has_written = True, False
+        self._is_on = True
         self._thread: threading.Thread | None = None
 
     def wrote(self) -> None:
         """Sweep if it is time, after a write; errors do not matter to the write, which is done."""
-        self._has_written = True
         if time.monotonic() < self.due_at or not self._is_on or is_joined():
             return
         with self._mutex:
@@ -311,29 +315,15 @@ class Sweep:
             if now < self.due_at:
                 return
             self.due_at = now + SWEEP_EVERY_S
-            self._has_written = False
         self._try()
 
-    def finish(self) -> None:
-        """Mark the last writes of this process."""
-        if self._has_written and self._is_on and self._is_limited and not is_joined():
-            self._has_written = False
-            self._try(is_last=True)
-
-    @property
-    def _is_limited(self) -> bool:
-        retention = self._buffer.info.config.retention
-        return retention.max_age is not None or retention.max_bytes is not None
-
-    def _try(self, *, is_last: bool = False) -> None:
+    def _try(self) -> None:
         buffer = self._buffer
         with suppress(SQLBufferError):
             try:
                 with translated(buffer.url), hurried(buffer.engine, WAIT_S) as connection:
-                    limits, removed = self._look(connection, is_last=is_last)
-                if limits is None or not limits.has_marks or is_last:
-                    return
-                if removed.total or limits.evict_unit != "row":
+                    limits, removed = self._look(connection)
+                if removed.total or (limits is not None and limits.leaves_whole):
                     self._clean_later()
             except StorageReadOnlyError:
                 self._is_on = False
@@ -381,7 +371,6 @@ class Sweep:
         wait: bool = False,
         accepts: bool = False,
         is_new: bool = False,
-        is_last: bool = False,
     ) -> tuple[Limits | None, Removed]:
         """Mark the time, compare clocks, raise the window, and count what left.
 
@@ -403,7 +392,7 @@ class Sweep:
         is_near = limits.looked_at is not None and (
             abs(now - limits.looked_at) < SWEEP_EVERY_S * time_marks.NEARLY
         )
-        if is_near and not (wait or is_last):
+        if is_near and not wait:
             return limits, nothing
         self._count_capacity(connection, limits)
         self._keep_state(connection, limits, now)

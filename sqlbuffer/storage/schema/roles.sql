@@ -3,7 +3,8 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample, and put and take work.
+-- Writers open and create buffers, store and sample, put and take work, and let steps leave that are
+-- past max_age or max_bytes.
 -- Learners also delete, clear, resize, update priorities, set the clock, lease, start sessions,
 -- quarantine rows, and remove expired rows. They sample if that is a write (max_use,
 -- track_samples), follow changes, hold steps for copies, and annotate. A process that judges the
