@@ -3,6 +3,7 @@
 import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
 
@@ -18,12 +19,10 @@ from sqlbuffer.arguments import (
     checked_buffer_name,
     checked_clock,
     checked_episodes,
-    checked_numbers,
     checked_rows,
     checked_session,
     checked_task_id,
     checked_window,
-    is_condition,
     keys_of_envs,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
@@ -49,6 +48,7 @@ from sqlbuffer.config import (
     OpenerSettings,
     check_fits,
     check_reached,
+    checked_limits,
     with_settings,
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer, merge_options
@@ -57,7 +57,7 @@ from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
-from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.checkpoints import Checkpoints
@@ -323,6 +323,16 @@ class ReplayBuffer:
     def max_episodes(self) -> int | None:
         """Largest number of episodes, as stored now; None is unlimited."""
         return self._store.window().max_episodes
+
+    @property
+    def max_age(self) -> float | None:
+        """Largest age of a step in seconds, as stored now; None is unlimited."""
+        return self._store.current_config().retention.max_age
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Largest size of all payloads in bytes, as stored now; None is unlimited."""
+        return self._store.current_config().retention.max_bytes
 
     @property
     def evict_by(self) -> EvictUnit:
@@ -2110,7 +2120,12 @@ class ReplayBuffer:
         return self._changes.release(condition_or_seqs)
 
     def delete(
-        self, condition: Condition | Rows = None, *, query_condition: Condition = None
+        self,
+        condition: Condition | Rows = None,
+        *,
+        query_condition: Condition = None,
+        older_than: str | timedelta | float | None = None,
+        dry_run: bool = False,
     ) -> int:
         """Delete the rows that match, and return their number.
 
@@ -2118,9 +2133,15 @@ class ReplayBuffer:
             condition: Condition that rows must match, or the numbers of rows (`seq`). Numbers of
                 rows that the buffer does not hold are skipped.
             query_condition: Other name of `condition`.
+            older_than: Only rows that were written longer ago, as `7d`, `12h`, `90 min`, a
+                timedelta or seconds. The database's clock is compared with the time at which it
+                wrote them (`inserted_at`), not with `execute_time`.
+            dry_run: Delete nothing, and return how many rows would be deleted.
 
         Raises:
-            ConditionError: The condition is empty; `clear()` deletes everything.
+            ArgumentError: `older_than` is not an age, or `dry_run` not a truth value.
+            ConditionError: The condition is empty, and `older_than` is omitted; `clear()` deletes
+                everything.
             FieldError: A number of a row is not an integer.
 
         Example:
@@ -2132,13 +2153,12 @@ class ReplayBuffer:
             1
             >>> buffer.delete([1])
             0
+            >>> buffer.delete(older_than="7d", dry_run=True)
+            0
         """
-        if not is_condition(condition) and query_condition is None:
-            return self._store.deletion.delete(checked_numbers(condition, "delete"))
-        node = self._conditions.node(condition, query_condition)
-        if node == EVERYTHING:
-            raise ConditionError("delete() needs a condition; use clear() to delete every row")
-        return self._store.deletion.delete(node)
+        if checked_flag(dry_run, "dry_run"):
+            return self._changes.deletable(condition, query_condition, older_than)[0]
+        return self._changes.delete(condition, query_condition, older_than)
 
     def end_episode(
         self,
@@ -2547,7 +2567,12 @@ class ReplayBuffer:
         return is_new
 
     def resize(
-        self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
+        self,
+        max_capacity: "int | Same | None" = SAME,
+        *,
+        max_episodes: "int | Same | None" = SAME,
+        max_age: "str | timedelta | float | Same | None" = SAME,
+        max_bytes: "str | int | Same | None" = SAME,
     ) -> None:
         """Change the stored limits; a lower limit evicts the oldest rows immediately.
 
@@ -2556,11 +2581,15 @@ class ReplayBuffer:
                 chunks, and steps that were deleted from the end of the newest chunk still count.
             max_episodes: Largest number of episodes, for a buffer that was made with
                 `max_episodes`; None is unlimited.
+            max_age: Largest age of a step, as `7d`, `12h`, `90 min`, a timedelta or seconds; None
+                is unlimited. Steps that are stored have the age since they were written.
+            max_bytes: Largest size of all payloads, as `200 GB`, `500 MiB` or bytes; None is
+                unlimited.
 
         Raises:
             ArgumentError: No limit is given.
-            BufferConfigError: The limit is below the buffer's `min_size`; or the buffer is of
-                `compat.memmap`, which has its own limit.
+            BufferConfigError: A limit is invalid, or below the buffer's `min_size`; or the buffer
+                is of `compat.memmap`, which has its own limit.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_capacity=10)
@@ -2570,15 +2599,20 @@ class ReplayBuffer:
             >>> len(buffer)
             4
         """
-        changes = {
+        changes: dict[str, Any] = {
             name: None
             if value is None
             else checked_integer(value, name, 1, more=UNLIMITED, error=BufferConfigError)
             for name, value in (("max_capacity", max_capacity), ("max_episodes", max_episodes))
             if not isinstance(value, Same)
         }
+        given = {"max_age": max_age, "max_bytes": max_bytes}
+        changes |= {name: value for name, value in given.items() if not isinstance(value, Same)}
+        changes |= checked_limits(changes)
         if not changes:
-            raise ArgumentError("resize() needs max_capacity=... or max_episodes=...")
+            raise ArgumentError(
+                "resize() needs max_capacity=..., max_episodes=..., max_age=... or max_bytes=..."
+            )
         check_fits(changes.get("max_capacity"), self._store.info.config.sampling.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(
@@ -2586,6 +2620,8 @@ class ReplayBuffer:
                 f"buffer that was made with max_episodes"
             )
         resize_buffer(self._store, changes)
+        if any(changes.get(name) is not None for name in given):
+            self._store.sweep.run(is_new=True)
 
     @property
     def clock(self) -> int | None:
@@ -2618,8 +2654,8 @@ class ReplayBuffer:
         """
         self._set_version(checked_clock(clock, "clock"), None)
 
-    def expire(self) -> Removed:
-        """Delete all rows that can never be sampled again.
+    def expire(self, *, accept_clock: bool = False) -> Removed:
+        """Delete all rows that can never be sampled again, and those past `max_age`, `max_bytes`.
 
         These rows are too old by the clock, used `max_use` times, or of another session. A process
         that samples or sets the clock also deletes some of them every ten seconds, unless the
@@ -2628,10 +2664,19 @@ class ReplayBuffer:
         Steps of an episode are deleted when no step of it may be sampled, because other steps need
         them. Buffers that evict by task or by episode delete whole ones. Rows in quarantine stay.
 
+        A process that writes also lets steps leave by `max_age` and `max_bytes`, every ten seconds.
+        For a buffer to which no process writes, call this, or `sqlbuffer expire`, every 45 seconds.
+        If the database's clock was set, or no process has looked at the buffer for more than half
+        of `max_age`, no step leaves by age until a call accepts the clock.
+
+        Args:
+            accept_clock: The database's clock is right now: apply `max_age` again.
+
         Returns:
             The number of deleted rows, by cause.
 
         Raises:
+            ArgumentError: `accept_clock` is not a truth value.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
@@ -2642,7 +2687,8 @@ class ReplayBuffer:
             >>> buffer.expire().total
             1
         """
-        return self._store.expiry.run()
+        swept = self._store.sweep.run(accept_clock=checked_flag(accept_clock, "accept_clock"))
+        return swept + self._store.expiry.run()
 
     def start_session(self, session_id: str | None = None) -> str:
         """Begin or resume a session, as the current one of the buffer and all its processes.

@@ -8,7 +8,9 @@ values are not numbers.
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,69 @@ def checked_duration(
     """Return a number of seconds above 0."""
     what = "a number of seconds"
     return checked_number(value, name, most=most, above=0.0, what=what, error=error)
+
+
+_AMOUNT = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+_SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_WORDS = {"second": "s", "minute": "min", "hour": "h", "day": "d", "week": "w"}
+_BYTES = {
+    "B": 1,
+    **{f"{prefix}B": 1_000**n for n, prefix in enumerate("kMGTP", 1)},
+    **{f"{prefix}iB": 1_024**n for n, prefix in enumerate("KMGTP", 1)},
+}
+AN_AGE = "a text such as '7d', '12h' or '90 min', a timedelta, or a number of seconds, above 0"
+A_SIZE = "a text such as '200 GB' or '500 MiB', or a number of bytes, from 1 on"
+
+
+def checked_age(
+    value: Any, name: str, *, what: str = AN_AGE, error: ErrorOf = ArgumentError
+) -> float:
+    """Return an age in seconds.
+
+    Example:
+        >>> checked_age("90 min", "max_age"), checked_age("7d", "max_age")
+        (5400.0, 604800.0)
+    """
+    units = {unit.lower(): n for unit, n in _SECONDS.items()}
+    units |= {f"{word}{s}": _SECONDS[unit] for word, unit in _WORDS.items() for s in ("", "s")}
+    if isinstance(value, timedelta):
+        seconds: float | None = value.total_seconds()
+    elif isinstance(value, str):
+        seconds = _amount(value, units, default=None)
+    else:
+        seconds = real_of(value)
+    if seconds is None or not 0 < seconds <= MAX_SECONDS * 100:
+        raise refused(value, name, what, error)
+    return float(seconds)
+
+
+def checked_size(
+    value: Any, name: str, *, what: str = A_SIZE, error: ErrorOf = ArgumentError
+) -> int:
+    """Return a size in bytes: kB, MB, GB, TB and PB are powers of 1,000, KiB, MiB.. of 1,024.
+
+    Example:
+        >>> checked_size("200 GB", "max_bytes"), checked_size("500 MiB", "max_bytes")
+        (200000000000, 524288000)
+    """
+    if isinstance(value, str):
+        amount = _amount(value, {unit.lower(): n for unit, n in _BYTES.items()}, default="b")
+        size = None if amount is None or amount > MAX_INTEGER else int(amount)
+    else:
+        size = integer_of(value)
+    if size is None or not 1 <= size <= MAX_INTEGER:
+        raise refused(value, name, what, error)
+    return size
+
+
+def _amount(text: str, units: Mapping[str, int], default: str | None) -> float | None:
+    """Return a number with its unit, in the smallest unit; None for other text."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        return None
+    scale = units.get(match[2].lower() or default or "")
+    number = float(match[1].replace(",", "").replace("_", ""))
+    return None if scale is None else number * scale
 
 
 def checked_flag(value: Any, name: str, *, more: str = "", error: ErrorOf = ArgumentError) -> bool:

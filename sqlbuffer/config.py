@@ -2,12 +2,16 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sqlbuffer.checks import (
+    A_SIZE,
+    AN_AGE,
+    checked_age,
     checked_choice,
     checked_dict,
     checked_duration,
@@ -16,6 +20,7 @@ from sqlbuffer.checks import (
     checked_integer,
     checked_number,
     checked_seconds,
+    checked_size,
 )
 from sqlbuffer.display import shown
 from sqlbuffer.encoding.packing import known_compression
@@ -45,6 +50,8 @@ UNLIMITED = ", or None (unlimited)"
 MAX_USE = 2**31 - 1
 
 _Limit = Annotated[int | None, setting(checked_integer, 1, or_none=True, more=UNLIMITED)]
+_Age = Annotated[float | None, setting(checked_age, or_none=True, what=AN_AGE + UNLIMITED)]
+_Bytes = Annotated[int | None, setting(checked_size, or_none=True, what=A_SIZE + UNLIMITED)]
 _Size = Annotated[int, setting(checked_integer, 1)]
 _Seconds = Annotated[float, setting(checked_duration)]
 _Flag = Annotated[bool, setting(checked_flag)]
@@ -59,6 +66,11 @@ class RetentionConfig(StrictModel, title="retention"):
             a whole. None is unlimited.
         evict_by: Unit of eviction: `row`, `task` or `episode`. With `task`, the task whose last
             write is oldest leaves as a whole. With `max_episodes`, the default is `episode`.
+        max_age: Largest age of a step, as `7d`, `12h`, `90 min`, a timedelta or seconds; it is
+            stored in seconds. Older steps leave, at most a minute late. A task or an episode
+            leaves, as a whole, when its newest step is older. None is unlimited.
+        max_bytes: Largest size of all payloads, as `200 GB`, `500 MiB` or bytes; see
+            `size_bytes`. The oldest steps leave, at most a minute late. None is unlimited.
         keep_expired: True keeps rows that are too old, used up or of another session until they are
             evicted; they may be sampled again if the clock goes back. False deletes them before.
     """
@@ -68,6 +80,8 @@ class RetentionConfig(StrictModel, title="retention"):
     evict_by: Annotated[EvictUnit, setting(checked_choice, get_args(EvictUnit))] = Field(
         default_factory=lambda values: "row" if values.get("max_episodes") is None else "episode"
     )
+    max_age: _Age = None
+    max_bytes: _Bytes = None
     keep_expired: _Flag = False
 
     @model_validator(mode="after")
@@ -201,6 +215,8 @@ class BufferSettings(TypedDict, total=False):
     max_capacity: int | None
     max_episodes: int | None
     evict_by: EvictUnit | None
+    max_age: str | timedelta | float | None
+    max_bytes: str | int | None
     keep_expired: bool | None
     keep_episodes: int | None
     open_timeout_s: float | None
@@ -349,6 +365,19 @@ class BufferConfig(StrictModel):
             yield argument, value
 
 
+def checked_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that limit the age and the size of a buffer, checked."""
+    checks: dict[str, Any] = {"max_age": checked_age, "max_bytes": checked_size}
+    expected = {"max_age": AN_AGE + UNLIMITED, "max_bytes": A_SIZE + UNLIMITED}
+    return {
+        name: None
+        if settings[name] is None
+        else check(settings[name], name, what=expected[name], error=BufferConfigError)
+        for name, check in checks.items()
+        if name in settings
+    }
+
+
 def check_fits(max_capacity: int | None, min_size: int) -> None:
     """Raise if a buffer never holds enough rows to be sampled."""
     if max_capacity is not None and max_capacity < min_size:
@@ -469,6 +498,8 @@ class ConnectionSettings(TypedDict, total=False):
 _REMEDIES = {
     "max_capacity": "buffer.resize(n)",
     "max_episodes": "buffer.resize(max_episodes=n)",
+    "max_age": "buffer.resize(max_age=...)",
+    "max_bytes": "buffer.resize(max_bytes=...)",
     "rate_limiter": "buffer.set_rate_limiter(...)",
 }
 _ANOTHER_NAME = "a buffer of another name"

@@ -21,6 +21,8 @@ class Removed:
         expired: Too old by the clock (`max_staleness`).
         used_up: Sampled `max_use` times.
         other_session: Not of the current session (`current_session_only`).
+        aged: Older than `max_age`.
+        oversize: Left for `max_bytes`.
 
     Example:
         >>> (Removed(expired=3, used_up=0, other_session=1) + Removed(1, 0, 0)).total
@@ -30,17 +32,21 @@ class Removed:
     expired: int
     used_up: int
     other_session: int
+    aged: int = 0
+    oversize: int = 0
 
     @property
     def total(self) -> int:
-        """Sum of the three numbers."""
-        return self.expired + self.used_up + self.other_session
+        """Sum of the numbers."""
+        return self.expired + self.used_up + self.other_session + self.aged + self.oversize
 
     def __add__(self, other: "Removed") -> "Removed":
         return Removed(
             self.expired + other.expired,
             self.used_up + other.used_up,
             self.other_session + other.other_session,
+            self.aged + other.aged,
+            self.oversize + other.oversize,
         )
 
 

@@ -39,6 +39,7 @@ VIEWS = (
     "v_labels_v1",
     "v_verdicts_v1",
     "v_documents_v1",
+    "v_evictions_v1",
 )
 # In the order of their creation.
 OBJECTS = {
@@ -47,6 +48,7 @@ OBJECTS = {
         "step_numbers_v1",
         "chunk_steps_v1",
         "v_windows_v1",
+        "retention_bounds_v1",
         "step_sums_v1",
         "episode_states_v1",
         "new_special_rows_v1",
@@ -90,6 +92,7 @@ OBJECTS = {
         "step_numbers_v1",
         "chunk_steps_v1",
         "v_windows_v1",
+        "retention_bounds_v1",
         "step_sums_v1",
         "sqlbuffer_held_v1",
         "sqlbuffer_end_holds_v1",
@@ -103,6 +106,8 @@ OBJECTS = {
         "sqlbuffer_evict_tasks_v1",
         "episode_states_v1",
         "sqlbuffer_evict_episodes_v1",
+        "sqlbuffer_raise_low_v1",
+        "sqlbuffer_leave_v1",
         "sqlbuffer_evictable_v1",
         "sqlbuffer_sweep_v1",
         "sqlbuffer_summarize_v1",

@@ -1,6 +1,9 @@
-"""Commands about whole buffers: `info`, `ls`, `create`, `resize`, `add-field` and `delete`."""
+"""Commands about whole buffers: `info`, `ls`, `create`, `resize`, `add-field`, `delete` and
+`expire`.
+"""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from json import loads
 from pathlib import Path
@@ -39,6 +42,7 @@ from sqlbuffer.cli.output import (
     shown_url,
     write,
 )
+from sqlbuffer.display import shown_size
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, SQLBufferError
 
 if TYPE_CHECKING:
@@ -282,6 +286,7 @@ RESIZE_EXAMPLES = example(
     "sqlbuffer resize sqlite:///replay.db 100000",
     "sqlbuffer resize sqlite:///replay.db unlimited --buffer cartpole",
     "sqlbuffer resize postgresql://me@db.internal/replay 1000 --buffer cartpole --yes",
+    "sqlbuffer resize sqlite:///replay.db --max-age 7d --max-bytes '200 GB'",
 )
 UNLIMITED = "unlimited"
 
@@ -292,33 +297,72 @@ def resize(
         str | None,
         typer.Argument(metavar="N|unlimited", help="Largest number of rows.", show_default=False),
     ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            "--max-age",
+            metavar="AGE|unlimited",
+            help="Largest age of a row, such as 7d, 12h or 90min.",
+            show_default=False,
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes",
+            metavar="SIZE|unlimited",
+            help="Largest size of all payloads, such as '200 GB' or '500 MiB'.",
+            show_default=False,
+        ),
+    ] = None,
     buffer: BufferName = None,
     yes: Yes = False,
 ) -> None:
-    """Change the largest number of rows of a buffer.
+    """Change the limits of a buffer: the number of rows, their age or their size.
 
     A lower limit evicts the oldest rows immediately and for good, so the command asks if rows would
     leave.
     """
-    url, word = database_and_word(
-        url, capacity, "to what capacity? type `sqlbuffer resize URL 100000`, or `unlimited`"
-    )
-    new_capacity = _capacity(word)
+    question = "to what capacity? type `sqlbuffer resize URL 100000`, or `unlimited`"
+    if max_age is not None or max_bytes is not None:
+        url, word = database_and_optional_word(url, capacity)
+    else:
+        url, word = database_and_word(url, capacity, question)
+    limits: dict[str, Any] = {
+        name: None if value.lower() == UNLIMITED else value
+        for name, value in (("max_age", max_age), ("max_bytes", max_bytes))
+        if value is not None
+    }
+    if word is not None:
+        limits["max_capacity"] = _capacity(word)
     with opened(url, buffer) as opened_buffer:
-        before, rows = opened_buffer.max_capacity, len(opened_buffer)
-        leaving = _leaving(url, opened_buffer, new_capacity)
-        if leaving:
-            whole = ", and the rest of their tasks," if opened_buffer.evict_by == "task" else ""
-            confirm(
-                f"{leaving:,} of {rows:,} rows{whole} leave buffer {opened_buffer.name!r} for good",
-                yes=yes,
-            )
-        opened_buffer.resize(new_capacity)
-        left = len(opened_buffer)
-        typer.echo(
-            f"buffer {opened_buffer.name!r}: capacity {_shown(before)} -> {_shown(new_capacity)}; "
-            f"{max(rows - left, 0):,} rows left it, it holds {left:,}"
-        )
+        _resize(url, opened_buffer, limits, yes=yes)
+
+
+def _resize(url: str | None, buffer: "ReplayBuffer", limits: dict[str, Any], *, yes: bool) -> None:
+    from sqlbuffer.config import checked_limits
+
+    limits |= checked_limits(limits)
+    rows, before = len(buffer), {name: getattr(buffer, name) for name in limits}
+    leaving = _leaving(url, buffer, limits.get("max_capacity"))
+    if limits.get("max_age") is not None:
+        leaving = max(leaving, buffer.delete(older_than=limits["max_age"], dry_run=True))
+    n_bytes = limits.get("max_bytes")
+    too_large = n_bytes is not None and buffer.size_bytes() > n_bytes
+    if leaving or too_large:
+        whole = ", and the rest of their tasks," if buffer.evict_by == "task" else ""
+        count = f"{leaving:,}" if leaving or not too_large else "some"
+        confirm(f"{count} of {rows:,} rows{whole} leave buffer {buffer.name!r} for good", yes=yes)
+    buffer.resize(**limits)
+    left = len(buffer)
+    changes = ", ".join(
+        f"{_LIMITS[name]} {_shown(name, old)} -> {_shown(name, limits[name])}"
+        for name, old in before.items()
+    )
+    typer.echo(
+        f"buffer {buffer.name!r}: {changes}; {max(rows - left, 0):,} rows left it, it holds "
+        f"{left:,}"
+    )
 
 
 ADD_FIELD_EXAMPLES = example(
@@ -422,13 +466,21 @@ def _leaving(url: str | None, buffer: "ReplayBuffer", capacity: int | None) -> i
     return buffer.size(QueryBuilder().lte("seq", newest - capacity))
 
 
-def _shown(capacity: int | None) -> str:
-    return UNLIMITED if capacity is None else f"{capacity:,}"
+_LIMITS = {"max_capacity": "capacity", "max_age": "age", "max_bytes": "size"}
+
+
+def _shown(name: str, limit: Any) -> str:
+    if limit is None:
+        return UNLIMITED
+    if name == "max_age":
+        return f"{limit:,.0f} s"
+    return f"{limit:,}" if name == "max_capacity" else shown_size(limit)
 
 
 DELETE_EXAMPLES = example(
     "sqlbuffer delete sqlite:///replay.db --task task-1 --task task-2",
     "sqlbuffer delete sqlite:///replay.db --buffer cartpole --eq agent_id=a1",
+    "sqlbuffer delete sqlite:///replay.db --older-than 7d --dry-run",
     "sqlbuffer delete sqlite:///replay.db --buffer cartpole --all-rows",
     "sqlbuffer delete sqlite:///replay.db --buffer cartpole --whole-buffer --yes",
 )
@@ -442,6 +494,16 @@ def delete(
     ] = None,
     condition: Condition = None,
     eq: Equal = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Rows that the database wrote longer ago than this, such as 7d, 12h or 90min, by "
+            "its clock (inserted_at, not execute_time). With the options above, both must hold.",
+            show_default=False,
+        ),
+    ] = None,
     all_rows: Annotated[
         bool, typer.Option("--all-rows", help="Every row; the buffer stays, empty.")
     ] = False,
@@ -450,48 +512,57 @@ def delete(
         typer.Option("--whole-buffer", help="The buffer itself, which --buffer has to name."),
     ] = False,
     buffer: BufferName = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say how many rows and episodes would be deleted."),
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Delete rows, tasks or a whole buffer, for good.
 
     The command shows the number of rows and asks before it deletes. Choose rows by --task,
-    --condition or --eq, --all-rows, or --whole-buffer. With --condition and --eq together, both
-    must hold.
+    --condition or --eq, --older-than, --all-rows, or --whole-buffer. With --condition and --eq
+    together, both must hold.
     """
     url = database(url)
     ways = {
         "--task": bool(task),
         "--condition or --eq": condition is not None or bool(eq),
+        "--older-than": older_than is not None,
         "--all-rows": all_rows,
         "--whole-buffer": whole_buffer,
     }
     named_ways = [way for way, is_given in ways.items() if is_given]
-    if len(named_ways) != 1:
-        problem = (
-            f"{' and '.join(named_ways)} exclude each other;" if named_ways else "delete what?"
-        )
+    alone = [way for way in named_ways if way != "--older-than"]
+    is_excluded = older_than is not None and (all_rows or whole_buffer)
+    if len(alone) > 1 or not named_ways or is_excluded:
+        named = named_ways if is_excluded else alone
+        problem = f"{' and '.join(named)} exclude each other;" if named else "delete what?"
         raise UsageError(f"{problem} give one of {', '.join(ways)}")
     if whole_buffer and buffer is None:
         raise UsageError("--whole-buffer wants the buffer named: give --buffer NAME as well")
     with opened(url, buffer) as chosen:
         if whole_buffer:
-            _drop(url, chosen, yes=yes)
+            _drop(url, chosen, yes=yes, dry_run=dry_run)
         elif all_rows:
-            _delete(chosen, None, yes=yes)
+            _delete(chosen, None, None, yes=yes, dry_run=dry_run)
         else:
             from sqlbuffer.query.tree import condition_of
 
-            tree = condition_of(chosen.fields, condition, eq)
+            tree = condition_of(chosen.fields, condition, eq) if alone else None
             if task:
                 _want_tasks(url, chosen, task)
                 tree = {"field": "exp_meta.task_id", "op": "in", "value": task}
-            _delete(chosen, tree, yes=yes)
+            _delete(chosen, tree, older_than, yes=yes, dry_run=dry_run)
 
 
-def _drop(url: str | None, buffer: "ReplayBuffer", *, yes: bool) -> None:
+def _drop(url: str | None, buffer: "ReplayBuffer", *, yes: bool, dry_run: bool) -> None:
     from sqlbuffer import ReplayBuffer
 
     name, rows = buffer.name, len(buffer)
+    if dry_run:
+        typer.echo(f"buffer {name!r} would be deleted, with {rows:,} rows; nothing was changed")
+        return
     confirm(f"buffer {name!r} is deleted for good, with {rows:,} rows", yes=yes)
     ReplayBuffer.drop(url, name)
     typer.echo(f"deleted buffer {name!r} with {rows:,} rows; {_buffers_left(url)}")
@@ -504,16 +575,21 @@ def _buffers_left(url: str | None) -> str:
     return "it was the last one" if not left else f"{left:,} buffers are left"
 
 
-def _delete(buffer: "ReplayBuffer", tree: Any, *, yes: bool) -> None:
-    held = len(buffer)
-    matching = held if tree is None else buffer.size(tree)
+def _delete(
+    buffer: "ReplayBuffer", tree: Any, older_than: str | None, *, yes: bool, dry_run: bool
+) -> None:
+    held, is_all = len(buffer), tree is None and older_than is None
+    matching, episodes = (held, 0) if is_all else buffer._changes.deletable(tree, None, older_than)
     if not matching:
         typer.echo(f"nothing to delete: no row of buffer {buffer.name!r} matches")
         return
-    confirm(
-        f"{matching:,} of {held:,} rows of buffer {buffer.name!r} are deleted for good", yes=yes
-    )
-    deleted = buffer.clear() if tree is None else buffer.delete(tree)
+    what = f"{matching:,} of {held:,} rows of buffer {buffer.name!r}"
+    if dry_run:
+        of_episodes = f", of {episodes:,} episodes," if episodes else ""
+        typer.echo(f"{what}{of_episodes} would be deleted; nothing was changed")
+        return
+    confirm(f"{what} are deleted for good", yes=yes)
+    deleted = buffer.clear() if is_all else buffer.delete(tree, older_than=older_than)
     typer.echo(f"deleted {deleted:,} rows of buffer {buffer.name!r}; {len(buffer):,} are left")
 
 
@@ -522,3 +598,94 @@ def _want_tasks(url: str | None, buffer: "ReplayBuffer", tasks: list[str]) -> No
     for task in tasks:
         if not buffer.size({"field": "exp_meta.task_id", "op": "eq", "value": task}):
             raise unknown_task(url, buffer.name, task)
+
+
+EXPIRE_EXAMPLES = example(
+    "sqlbuffer expire sqlite:///replay.db",
+    "sqlbuffer expire postgresql://me@db.internal/replay --every 45s",
+    "sqlbuffer expire sqlite:///replay.db --buffer cartpole --accept-clock",
+)
+
+
+def expire(
+    url: Url = None,
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer",
+            "-b",
+            metavar="NAME",
+            help="The buffer; without it all buffers of the database.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every",
+            metavar="TIME",
+            help="Go on, and repeat it after this time, such as 45s, until Ctrl-C. Up to 45s, no "
+            "row leaves more than a minute late.",
+            show_default=False,
+        ),
+    ] = None,
+    accept_clock: Annotated[
+        bool,
+        typer.Option(
+            "--accept-clock",
+            help="The database's clock is right now: apply max_age again, which stopped because "
+            "the clock had moved.",
+        ),
+    ] = False,
+) -> None:
+    """Let rows leave that are past max_age or max_bytes, or can never be sampled again.
+
+    Processes that write do so as well. This command is for buffers to which none writes, and for
+    rows that plain SQL has written. `v_evictions` shows what left.
+    """
+    from sqlbuffer.checks import checked_age
+
+    pause_s = None if every is None else checked_age(every, "--every", error=UsageError)
+    url = database(url)
+    chosen = None if buffer is None else chosen_buffer(url, buffer)
+    is_first = True
+    while True:
+        for name in [chosen] if chosen is not None else _stored_names(url):
+            _expire(url, name, accept_clock=accept_clock and is_first, shows_all=is_first)
+        if pause_s is None:
+            return
+        is_first = False
+        time.sleep(pause_s)
+
+
+def _stored_names(url: str | None) -> list[str]:
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.storage.migrations import status
+
+    status.check(url)
+    return ReplayBuffer.list(url)
+
+
+def _expire(url: str | None, name: str, *, accept_clock: bool, shows_all: bool) -> None:
+    from sqlbuffer import ReplayBuffer
+
+    try:
+        with ReplayBuffer(url, name, create=False, wait_s=0) as buffer:
+            removed = buffer.expire(accept_clock=accept_clock)
+            left = len(buffer)
+    except BufferNotFoundError:  # dropped since they were listed
+        note(f"buffer {name!r} is gone")
+        return
+    reasons = ", ".join(
+        f"{n:,} {reason}"
+        for reason, n in (
+            ("too old", removed.aged),
+            ("past max_bytes", removed.oversize),
+            ("expired", removed.expired),
+            ("used up", removed.used_up),
+            ("of other sessions", removed.other_session),
+        )
+        if n
+    )
+    if reasons or shows_all:
+        typer.echo(f"buffer {name!r}: {reasons or 'no'} rows left, it holds {left:,}")

@@ -1,10 +1,11 @@
-"""Change the labels, the priorities and the quarantine of rows."""
+"""Change the labels, the priorities and the quarantine of rows, and delete rows."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sqlbuffer.arguments import Rows, checked_numbers, checked_reason, is_condition
+from sqlbuffer.checks import checked_age
 from sqlbuffer.encoding.priority_values import (
     check_kept,
     checked_seqs,
@@ -24,7 +25,7 @@ logger = logging.getLogger("sqlbuffer")
 
 
 class RowChanges:
-    """Changes the labels, the priorities and the quarantine of rows.
+    """Changes the labels, the priorities and the quarantine of rows, and deletes rows.
 
     Args:
         store: The buffer.
@@ -130,3 +131,25 @@ class RowChanges:
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             retire(self._store)  # those that were used up while they were in quarantine
         return n_released
+
+    def delete(self, condition: Any, query_condition: Any, older_than: Any) -> int:
+        """Delete rows; return how many."""
+        return self._store.deletion.delete(*self._leaving(condition, query_condition, older_than))
+
+    def deletable(
+        self, condition: Any, query_condition: Any = None, older_than: Any = None
+    ) -> tuple[int, int]:
+        """Return how many rows `delete` would delete, and how many episodes they are of."""
+        return self._store.deletion.count(*self._leaving(condition, query_condition, older_than))
+
+    def _leaving(
+        self, condition: Any, query_condition: Any, older_than: Any
+    ) -> tuple[Any, float | None]:
+        """Return the rows to delete, and their least age in seconds."""
+        age = None if older_than is None else checked_age(older_than, "older_than")
+        if not is_condition(condition) and query_condition is None:
+            return checked_numbers(condition, "delete"), age
+        node = self._conditions.node(condition, query_condition)
+        if node == EVERYTHING and age is None:
+            raise ConditionError("delete() needs a condition; use clear() to delete every row")
+        return node, age

@@ -31,6 +31,7 @@ from sqlbuffer.storage.reading import RowQueries, StandbyReads
 from sqlbuffer.storage.retention.deletion import Deletion
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.quarantine import Quarantine
+from sqlbuffer.storage.retention.sweeps import Sweep
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
@@ -48,6 +49,7 @@ class BufferStore(OpenBuffer):
         pacer: Waits for the rate limiter.
         uses: Counts and logs drawn rows.
         expiry: Removes rows that may never be sampled again.
+        sweep: Lets steps leave by age and size.
         draws: Draws batches with samplers.
         leases: Leases rows.
         writer: Stores rows.
@@ -77,13 +79,14 @@ class BufferStore(OpenBuffer):
         self.pacer = Pacer(self)
         self.uses = UseCounting(self, self.source.restrictions)
         self.expiry = Expiry(self.source)
+        self.sweep = Sweep(self)
         sessions = SamplingSessions(self.uses, self.pacer)
         self.draws = BatchDraws(
             self.source, self.rows, self.own_writes, self.priorities, sessions, self.expiry
         )
         self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
-        self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
-        self.chunk_writer = ChunkWriter(self, self.pacer)
+        self.writer = RowWriter(self, self.source.whole_rows, self.pacer, self.sweep.wrote)
+        self.chunk_writer = ChunkWriter(self, self.pacer, self.sweep.wrote)
         self.labels = Labelling(self, layout_of(info).at)
         self.deletion = Deletion(self)
         self.quarantine = Quarantine(self)
@@ -122,6 +125,8 @@ class BufferStore(OpenBuffer):
         """Clean after a transaction that has stored steps, or set priorities."""
         watermark = self.watermark if n_stored else None
         clean_after_write(self.engine, n_stored + n_updated, 0, watermark)
+        if n_stored:
+            self.sweep.wrote()
         self.priorities.clean()
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ LIMITS = {
               error="waits"),
         Limit("wait for one of them", "storage.browsing.read_pool.WAIT_S", "s",
               "StorageBusyError"),
-        Limit("condition on the page", "web.pages.episodes_page.MOST_CHARACTERS", "characters",
+        Limit("condition on the page", "web.filter_bar.MOST_CHARACTERS", "characters",
               CONDITION),
         Limit("pages that are live", "web.site.MOST_WATCHERS", error="not live"),
     ],

@@ -132,6 +132,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zstd": {"compression": "zstd"},
     "full": {"max_capacity": 60},
     "stale": {"max_staleness": 2, "keep_expired": True},
+    "aged": {"max_age": "1h"},
 }
 
 

@@ -10,7 +10,10 @@ from gymnasium import spaces
 
 from sqlbuffer import Batch, QueryBuilder, ReplayBuffer
 from tests.engine.naive import Episode, Item, NaiveBuffer, Step
+from tests.support.passed_time import let_pass
 
+# How late steps may leave that are too old, and how long a test takes in between.
+LATE_S = 60.0
 UID = {"uid": {"dtype": "int64", "column": True}}
 KINDS: dict[str, dict[str, Any]] = {
     "small": {"obs": ("float32", (2,)), "action": "int64"},
@@ -65,7 +68,9 @@ class World:
         self, url: str, name: str, kind: str, rng: np.random.Generator, **settings: Any
     ) -> None:
         declared = {**UID, **KINDS[kind]}
-        self.kind, self.rng = kind, rng
+        self.kind, self.rng, self.url = kind, rng, url
+        # Seconds that have passed, and had passed when each step was stored.
+        self._now, self._stored_at = 0.0, dict[int, float]()
         if kind in SPACES:
             observed = [name for name in KINDS[kind] if name.startswith("obs")]
             settings |= {"spaces": SPACES[kind], "observation_fields": observed}
@@ -117,6 +122,7 @@ class World:
 
     def _keep(self, steps: list[Step]) -> None:
         self.model.steps |= {step.uid: step for step in steps}
+        self._stored_at |= {step.uid: self._now for step in steps}
 
     def _rewards(self, n: int) -> list[float | None]:
         if self.rng.random() < 0.1:
@@ -275,6 +281,19 @@ class World:
         self.model.clock = (self.model.clock or 0) + 1
         self.buffer.set_clock(self.model.clock)
 
+    def pass_time(self) -> None:
+        """Let some time pass: steps leave that are too old, and none that is younger."""
+        self.forget_evicted()
+        seconds = float(self.rng.integers(60, 2_000))
+        let_pass(self.url, seconds)
+        self._now += seconds
+        self.buffer.expire()
+        age, held = self.buffer.max_age or 0.0, self.seqs()
+        for uid in self.model.steps:
+            passed = self._now - self._stored_at[uid]
+            assert uid in held or passed > age - LATE_S
+            assert uid not in held or passed < age + LATE_S
+
     def run(self, n: int) -> None:
         """Make n random calls."""
         calls: list[tuple[Callable[[], None], float]] = [
@@ -283,6 +302,8 @@ class World:
         ]  # fmt: skip
         if self.model.max_staleness is not None:
             calls.append((self.tick, 1))
+        if self.buffer.max_age is not None:
+            calls.append((self.pass_time, 2))
         weights = np.array([weight for _, weight in calls])
         for i in self.rng.choice(len(calls), n, p=weights / weights.sum()):
             calls[i][0]()
@@ -294,8 +315,8 @@ class World:
         assert held.keys() <= self.model.steps.keys()
         order = list(self.model.steps)
         evicted = [uid for uid in order if uid not in held]
-        capacity = self.buffer.max_capacity
-        assert not evicted or (capacity is not None and order[: len(evicted)] == evicted)
+        is_limited = self.buffer.max_capacity is not None or self.buffer.max_age is not None
+        assert not evicted or (is_limited and order[: len(evicted)] == evicted)
         for uid in evicted:
             del self.model.steps[uid]
 

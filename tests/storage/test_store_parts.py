@@ -36,7 +36,7 @@ def source(buffer):
 
 def write(buffer, source, n=4):
     batch = WriteBatch(encode_rows([make_row(step=i) for i in range(n)], None, None))
-    return RowWriter(buffer, source.whole_rows, Pacer(buffer)).store(batch)
+    return RowWriter(buffer, source.whole_rows, Pacer(buffer), lambda: None).store(batch)
 
 
 def test_a_store_is_an_open_buffer_and_its_parts():
@@ -55,7 +55,7 @@ def test_rows_are_written_read_and_deleted(buffer, source):
 
 
 def test_rows_are_inserted_within_a_transaction_of_the_caller(buffer, source):
-    writer = RowWriter(buffer, source.whole_rows, Pacer(buffer))
+    writer = RowWriter(buffer, source.whole_rows, Pacer(buffer), lambda: None)
     batch = WriteBatch(encode_rows([make_row()], None, None))
 
     def work(connection, insert):

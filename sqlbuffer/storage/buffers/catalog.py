@@ -84,6 +84,8 @@ def block_size(max_capacity: int | None) -> int:
 HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
     "max_capacity": lambda config: config.retention.max_capacity,
     "max_episodes": lambda config: config.retention.max_episodes,
+    "max_age_s": lambda config: config.retention.max_age,
+    "max_bytes": lambda config: config.retention.max_bytes,
     "evict_unit": lambda config: config.retention.evict_by,
     "keep_episodes": lambda config: config.episodes.keep_episodes,
     "open_timeout_s": lambda config: config.episodes.open_timeout_s,

@@ -39,6 +39,8 @@ buffers = Table(
     Column("layout", Text, comment="layout with more than rows; null: rows alone"),
     Column("max_capacity", BigInteger, comment="rows held at most; null is unlimited"),
     Column("max_episodes", BigInteger, comment="episodes held at most; null is unlimited"),
+    Column("max_age_s", Double, comment="age of a step in seconds at most; null is unlimited"),
+    Column("max_bytes", BigInteger, comment="bytes of all payloads at most; null is unlimited"),
     Column(
         "evict_unit",
         Text,

@@ -177,7 +177,10 @@ wait_for_writers = by_database(
 
 # Rows never leave an unfinished copy, because it is not complete. The configuration has the limits
 # that apply later.
-_NO_LIMITS = {"max_capacity": None, "max_episodes": None, "keep_episodes": 2**62}
+_NO_LIMITS = {
+    **dict.fromkeys(("max_capacity", "max_episodes", "max_age_s", "max_bytes")),
+    "keep_episodes": 2**62,
+}
 _FORGET_TASKS = text("DELETE FROM tasks WHERE buffer_id = :id")
 _COUNT_TASKS = text(
     "INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) "

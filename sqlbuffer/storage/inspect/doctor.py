@@ -628,7 +628,11 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
     for check in [
         *checks.server,
         *(checks.full if full else ()),
-        *((*checks.schema, _objects, _settings, _buffers, _copies, _holds) if has_schema else ()),
+        *(
+            (*checks.schema, _objects, _settings, _buffers, _copies, _holds, _stopped_clocks)
+            if has_schema
+            else ()
+        ),
     ]:
         yield from _guarded(check, engine, resolved)
 
@@ -640,7 +644,7 @@ def glance(connection: Connection, url: URL) -> list[Finding]:
         connection: A connection, which may be read-only.
         url: The database, resolved.
     """
-    checks = [*_CHECKS[connection.dialect.name].quick, _copies]
+    checks = [*_CHECKS[connection.dialect.name].quick, _copies, _stopped_clocks]
     return [finding for check in checks for finding in check(connection, url)]
 
 
@@ -755,6 +759,28 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
             "copy again to continue it, or drop it",
         )
         for name, source, database, copied, high in rows
+    ]
+
+
+def _stopped_clocks(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Name buffers whose steps do not leave by age, because the database's clock moved."""
+    rows = fetch_all(
+        connection,
+        """SELECT b.name, r.stop_s, r.stop_seq FROM retention_states r
+        JOIN buffers b ON b.id = r.buffer_id
+        WHERE r.stopped_at IS NOT NULL AND b.max_age_s IS NOT NULL ORDER BY b.name""",
+    )
+    return [
+        Finding(
+            f"max_age of {name!r}",
+            "WARN",
+            f"stopped, no step leaves by age: the clock of the database moved by {seconds:,.0f} s"
+            if seq is not None
+            else f"stopped, no step leaves by age: no process looked at the buffer for "
+            f"{seconds:,.0f} s, and the clock of the database may have moved",
+            f"if its clock is right now: `sqlbuffer expire URL --buffer {name} --accept-clock`",
+        )
+        for name, seconds, seq in rows
     ]
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, select, text
+from sqlalchemy import Connection, Engine, bindparam, delete, func, literal, select, text, true
 from sqlalchemy.engine import URL
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.catalog import change_config, check_known, not_found
+from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies.target import forget_copy
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
@@ -28,6 +30,7 @@ from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, rem
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
+from sqlbuffer.storage.schema.expressions import IntegerList, in_seconds, is_one_of
 from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.work import forget as forget_work
@@ -103,6 +106,14 @@ def _sums(rows: Sequence[Any]) -> dict[Rollout, tuple[int, float | None]]:
     return sums
 
 
+def _is_older(steps: Any, seconds: float | None) -> ColumnElement[bool]:
+    """Return the condition for rows that were written before so many seconds; None: any."""
+    if seconds is None:
+        return true()
+    bound: ColumnElement[bool] = steps.c.inserted_at < in_seconds(literal(-seconds))
+    return bound
+
+
 class Deletion:
     """Deletes rows and episodes of a buffer.
 
@@ -113,11 +124,22 @@ class Deletion:
     def __init__(self, buffer: OpenBuffer) -> None:
         self.buffer = buffer
 
-    def delete(self, rows: statements.Rows) -> int:
-        """Delete the rows that match, or those of some numbers; return how many."""
+    def delete(self, rows: statements.Rows, older_than_s: float | None = None) -> int:
+        """Delete the rows that match, or those of some numbers; return how many.
+
+        Args:
+            rows: The rows.
+            older_than_s: Only rows that were written before so many seconds, by the database's
+                clock; None: all.
+        """
         check_known(self.buffer.info)
         if not isinstance(rows, (Leaf, Group)):
-            return self._delete(lambda connection: self._delete_numbers(connection, rows))
+            numbers = rows
+            return self._delete(
+                lambda connection: self._delete_numbers(
+                    connection, self._older(connection, numbers, older_than_s)
+                )
+            )
         node = rows
 
         def work(connection: Connection) -> int:
@@ -126,14 +148,14 @@ class Deletion:
             # row.
             steps = steps_of(self.buffer.info)
             # Few rows are read once, and counted here.
-            few = self._steps_of(connection, window, node)
+            few = self._steps_of(connection, window, node, older_than_s)
             if few is not None:
                 removed = _sums(few)
                 n_removed = remove_rows(
                     connection, self.buffer.info.id, [row[0] for row in few], self.buffer.origin
                 )
             else:
-                matching = self._matching(window, node)
+                matching = self._matching(window, node, older_than_s)
                 removed = self._rollouts(connection, matching, window)
                 n_removed = remove_where(
                     connection,
@@ -145,25 +167,70 @@ class Deletion:
                 )
             if n_removed:
                 remove_steps(connection, self.buffer.info.id, removed)
+                self._count(connection, n_removed)
             return n_removed
 
         return self._delete(work)
 
-    def _matching(self, window: BufferWindow, node: Node) -> Any:
+    def _count(self, connection: Connection, n_removed: int) -> None:
+        count_evictions(connection, self.buffer.info.id, self.buffer.origin, "deleted", n_removed)
+
+    def _older(
+        self, connection: Connection, numbers: Sequence[int], older_than_s: float | None
+    ) -> Sequence[int]:
+        """Return those of some numbers whose rows were written before so many seconds."""
+        if older_than_s is None:
+            return numbers
+        low = self.buffer.window_in(connection).low
+        steps, are_these = statements.matching_steps(self.buffer.info, low, numbers)
+        older = select(steps.c.seq).where(are_these, _is_older(steps, older_than_s))
+        return connection.execute(older).scalars().all()
+
+    def count(self, rows: statements.Rows, older_than_s: float | None = None) -> tuple[int, int]:
+        """Return how many rows `delete` would delete, and how many episodes they are of."""
+        check_known(self.buffer.info)
+
+        def work(connection: Connection) -> tuple[int, int]:
+            window = self.buffer.window_in(connection)
+            if isinstance(rows, (Leaf, Group)):
+                steps = steps_of(self.buffer.info)
+                matching = self._matching(window, rows, older_than_s)
+            else:
+                inside = [seq for seq in rows if window.low < seq <= window.high]
+                steps, matching = statements.matching_steps(self.buffer.info, window.low, inside)
+                matching = matching & _is_older(steps, older_than_s)
+            step = steps.c
+            counted = select(step.seq, step.episode_id).where(matching)
+            counted = with_labels(counted, steps) if window.has_labels else counted
+            numbers = counted.subquery().c
+            totals = select(func.count(), func.count(numbers.episode_id.distinct()))
+            n_rows, n_episodes = connection.execute(totals.select_from(numbers.seq.table)).one()
+            return int(n_rows), int(n_episodes)
+
+        return self.buffer.read(work)
+
+    def _matching(self, window: BufferWindow, node: Node, older_than_s: float | None) -> Any:
         """Return the condition for rows of a window that match."""
         steps = steps_of(self.buffer.info)
         matching = statements.in_window(
             self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
         )
-        return matching & (statements.seq_for(node, steps) <= window.high)
+        is_known = statements.seq_for(node, steps) <= window.high
+        return matching & is_known & _is_older(steps, older_than_s)
 
     def _steps_of(
-        self, connection: Connection, window: BufferWindow, node: Node
+        self,
+        connection: Connection,
+        window: BufferWindow,
+        node: Node,
+        older_than_s: float | None,
     ) -> list[Any] | None:
         """Return number, task, episode and reward of the rows that match, in order; None if there
         are many, or may be.
         """
         named, info = statements.named(node), self.buffer.info
+        if older_than_s is not None:
+            named = None
         if named is not None and not info.has_chunks and not window.has_labels:
             column, values = named
             if len(values) < ROWS_AT_ONCE:
@@ -176,7 +243,7 @@ class Deletion:
         steps = steps_of(info)
         step = steps.c
         rows = select(step.seq, step.task_id, step.episode_id, step.reward_t)
-        rows = rows.where(self._matching(window, node))
+        rows = rows.where(self._matching(window, node, older_than_s))
         rows = with_labels(rows, steps) if window.has_labels else rows
         in_order = rows.order_by(*statements.in_order(node, steps)).limit(ROWS_AT_ONCE)
         steps_in_order = list(connection.execute(in_order).all())
@@ -195,6 +262,7 @@ class Deletion:
         add_sums(connection, sums, n_removed, len(inside))
         if n_removed:
             remove_steps(connection, info.id, removed)
+            self._count(connection, n_removed)
         return n_removed
 
     def _rollouts(
@@ -229,6 +297,7 @@ class Deletion:
 
         def work(connection: Connection) -> int:
             keys = with_tasks(connection, info.id, named)
+            self._count(connection, self._n_steps_of(connection, keys))
             if info.has_chunks:
                 removed = remove_episodes(connection, info.id, keys) if keys else []
             else:
@@ -238,6 +307,17 @@ class Deletion:
             return len(removed)
 
         return self._delete(work)
+
+    def _n_steps_of(self, connection: Connection, keys: Sequence[EpisodeKey]) -> int:
+        """Return how many steps episodes have, with those that were deleted from their chunks."""
+        info = self.buffer.info
+        rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
+        ids = bindparam(None, [row[0] for row in rows], IntegerList(), unique=True)
+        table, n = (chunks, func.sum(chunks.c.n_steps)) if info.has_chunks else (
+            experiences, func.count()
+        )  # fmt: skip
+        steps = select(n).where(table.c.buffer_id == info.id, is_one_of(table.c.episode_id, ids))
+        return int(connection.execute(steps).scalar() or 0) if rows else 0
 
     def _remove_rows_of(
         self, connection: Connection, keys: Sequence[EpisodeKey]
@@ -268,6 +348,7 @@ class Deletion:
                 remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
             inside = steps.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
+            self._count(connection, n_removed)
             forget(connection, id_, episodes)
             forget_work(connection, id_)
             if forget_copy(connection, id_):

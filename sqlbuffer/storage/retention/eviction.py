@@ -1,10 +1,11 @@
 """Evict rows beyond the limits of a buffer: single rows, whole tasks or whole episodes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Index, Table, text
 
-from sqlbuffer.storage.buffers.catalog import change_config, check_resizable
+from sqlbuffer.storage.buffers.catalog import change_config, check_resizable, read_config
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.postgresql import evict_chunks as postgresql_evict_chunks
@@ -13,6 +14,7 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.leases import not_leased
+from sqlbuffer.storage.retention.time_marks import forget_marks, resume
 from sqlbuffer.storage.rows.removal import remove_where, sqlite_remove_rows
 from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -141,7 +143,7 @@ def _postgresql_evict(connection: Connection, buffer_id: int) -> None:
 evict = by_database(sqlite=sqlite_evict, postgresql=_postgresql_evict)
 
 
-def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, int | None]) -> None:
+def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, Any]) -> None:
     """Set limits of the buffer, and immediately evict rows that exceed them."""
     check_resizable(buffer.info)
 
@@ -149,6 +151,11 @@ def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, int | None]) -> None:
         buffer.lock(connection)
         window = buffer.note_deletion(connection)
         change_config(connection, buffer.info.id, limits)
+        retention = read_config(connection, buffer.info.id).retention
+        if retention.max_age is None:
+            resume(connection, buffer.info.id)
+        if retention.max_age is None and retention.max_bytes is None:
+            forget_marks(connection, buffer.info.id)
         if window.evict_by != "row" or buffer.info.has_chunks:
             evict(connection, buffer.info.id)
         else:

@@ -19,6 +19,7 @@ from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.stats import Removed
+from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import SampledWindow, clean_after_write
 from sqlbuffer.storage.database.errors import translated
@@ -45,6 +46,7 @@ LEAST_SPAN, MOST_SPAN = 4_096, 65_536
 MOST_ROWS = 1_000
 
 EXPIRED, USED_UP, OTHER_SESSION = range(3)
+REASONS = ("expired", "used_up", "other_session")
 NONE = Removed(0, 0, 0)
 _COUNTS = (buffers.c.n_expired, buffers.c.n_used_up, buffers.c.n_other_session)
 # Number up to which rows were removed, and the removed rows.
@@ -270,6 +272,8 @@ class Expiry:
         if added:
             statement = update(buffers).where(buffers.c.id == buffer.info.id)
             connection.execute(statement.values(**added))
+        for reason, n in zip(REASONS, counts, strict=True):
+            count_evictions(connection, buffer.info.id, buffer.origin, reason, n)
         return Removed(*counts)
 
     def _raise_low(self, connection: Connection, window: SampledWindow, settled: int) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.changes import log_change
@@ -194,4 +195,6 @@ def remove_counted(
     n_removed = remove_rows(connection, buffer.info.id, seqs, buffer.origin)
     counted = {cause: buffers.c[cause] + n_removed}
     connection.execute(update(buffers).where(buffers.c.id == buffer.info.id).values(counted))
+    reason = cause.removeprefix("n_")
+    count_evictions(connection, buffer.info.id, buffer.origin, reason, n_removed)
     return n_removed

@@ -3,7 +3,8 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample, and put and take work.
+-- Writers open and create buffers, store and sample, put and take work, and let steps leave that are
+-- past max_age or max_bytes.
 -- Learners also delete, clear, resize, update priorities, set the clock, lease, start sessions,
 -- quarantine rows, and remove expired rows. They sample if that is a write (max_use,
 -- track_samples), follow changes, hold steps for copies, and annotate. A process that judges the
@@ -32,7 +33,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_batches, v_storage, v_sessions, v_documents, v_checkpoints, v_work, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_batches, v_storage, v_sessions, v_documents, v_checkpoints, v_work, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_evictions, v_windows, retention_bounds, chunk_steps, step_numbers, step_sums, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_ranges_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -48,7 +49,7 @@ GRANT UPDATE (t) ON experiences TO sqlbuffer_writer, sqlbuffer_learner;
 -- Sampled rows, and waiting calls.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq, work_items_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_reserve_v1, sqlbuffer_reserve_seqs_v1, sqlbuffer_reserve_steps_v1, sqlbuffer_held_ids_v1, sqlbuffer_free_episode_v1, sqlbuffer_end_episodes_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
+GRANT EXECUTE ON FUNCTION sqlbuffer_reserve_v1, sqlbuffer_reserve_seqs_v1, sqlbuffer_reserve_steps_v1, sqlbuffer_held_ids_v1, sqlbuffer_free_episode_v1, sqlbuffer_end_episodes_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_raise_low_v1, sqlbuffer_leave_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
     sqlbuffer_find_messages_v1, sqlbuffer_add_messages_v1, sqlbuffer_sweep_messages_v1,
     sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_fold_groups_v1, sqlbuffer_forget_writes_v1, sqlbuffer_trim_changes_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
@@ -64,7 +65,7 @@ END
 $$;
 
 GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
-GRANT UPDATE (config, n_added, field_defaults, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
+GRANT UPDATE (config, n_added, field_defaults, max_capacity, max_episodes, max_age_s, max_bytes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
     n_partial, n_flat, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- When a few rows are deleted, their weight is subtracted from the sums.

@@ -353,6 +353,23 @@ VIEWS = {
             "changed_at": ("time", "when it was written last"),
         },
     ),
+    "v_evictions": View(
+        "One row per hour and reason for which steps left a buffer. Steps that left for `capacity` "
+        "are counted as numbers of the window, every ten seconds by a process that writes, or by "
+        "`sqlbuffer expire`: numbers that were deleted before, or that no step ever had, count as "
+        "well. Deletions by plain SQL are not counted.",
+        {
+            "buffer": _BUFFER,
+            "hour": ("time", "the hour in which they were counted, by the database's clock"),
+            "reason": (
+                "text",
+                "`capacity` (max_capacity, max_episodes), `age` (max_age), `bytes` (max_bytes), "
+                "`deleted`, `expired` (max_staleness), `used_up` (max_use), `other_session`, "
+                "`partial` (groups that stayed incomplete, or late rows), `flat` (min_spread)",
+            ),
+            "steps": ("integer", "number of steps"),
+        },
+    ),
     "v_quarantine": View(
         "One row per step in quarantine: the buffer keeps it and does not sample it.",
         {
@@ -518,6 +535,7 @@ INNER_VIEWS = {
     "new_experiences": "Insert rows here; see the page on tables.",
     "chunk_steps": "Internal: the steps of chunks, one row per step.",
     "step_numbers": "Internal: the numbers of the steps of a chunk.",
+    "retention_bounds": "Internal: numbers up to which steps leave by age and size.",
     "step_sums": "Internal: sums for v_tasks and v_agents.",
     "episode_states": "Internal: the status of episodes.",
 }

@@ -764,10 +764,11 @@ class ChunkWriter:
     Args:
         buffer: The buffer.
         pacer: The buffer's rate limiter.
+        wrote: Called after each write.
     """
 
-    def __init__(self, buffer: OpenBuffer, pacer: Pacer) -> None:
-        self.buffer, self._pacer = buffer, pacer
+    def __init__(self, buffer: OpenBuffer, pacer: Pacer, wrote: Callable[[], None]) -> None:
+        self.buffer, self._pacer, self._wrote = buffer, pacer, wrote
 
     def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
         """Store the chunks that the buffer does not hold, all or none.
@@ -789,6 +790,7 @@ class ChunkWriter:
             partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
         )
         clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
+        self._wrote()
         return result
 
     def store_within(
@@ -813,4 +815,5 @@ class ChunkWriter:
 
         result = buffer.write(inserting)
         clean_after_write(buffer.engine, n_steps, n_bytes, buffer.watermark)
+        self._wrote()
         return result

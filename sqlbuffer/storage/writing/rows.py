@@ -258,10 +258,14 @@ class RowWriter:
         buffer: The buffer.
         payloads: Writes and reads the parts of rows.
         pacer: The buffer's rate limiter.
+        wrote: Called after each write.
     """
 
-    def __init__(self, buffer: OpenBuffer, payloads: Payloads, pacer: Pacer) -> None:
+    def __init__(
+        self, buffer: OpenBuffer, payloads: Payloads, pacer: Pacer, wrote: Callable[[], None]
+    ) -> None:
         self.buffer, self._payloads, self._pacer = buffer, payloads, pacer
+        self._wrote = wrote
 
     def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
         """Store the rows whose ids the buffer does not hold, all or none.
@@ -328,3 +332,4 @@ class RowWriter:
     def _clean(self, n_inserted: int, batch: WriteBatch) -> None:
         n_bytes = sum(record.payload_bytes or 0 for record in batch.records)
         clean_after_write(self.buffer.engine, n_inserted, n_bytes, self.buffer.watermark)
+        self._wrote()

@@ -2,7 +2,9 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from starlette.requests import Request
@@ -133,7 +135,8 @@ CSV_TIME_S = 30.0
 MOST_CSV_ROWS, MOST_CSV_BYTES = 100_000, 50 * 2**20
 # Longer ones make an address that servers refuse.
 MOST_CHARACTERS = 10_000
-_CELL_CHARACTERS = 2_000
+# Of a text: in the table, and on a click.
+_LINE_CHARACTERS, _CELL_CHARACTERS = 120, 2_000
 
 
 def show(request: Request) -> Response:
@@ -165,6 +168,7 @@ def _shown(
     site = site_of(request)
     buffer = request.query_params.get("buffer")
     commands = [command_line("sql", site.shown_url, statement)] if statement else []
+    numeric, cells = ([], []) if answer is None else cells_of(answer.rows, len(answer.columns))
     return page(
         request,
         "sql.html",
@@ -175,7 +179,8 @@ def _shown(
         is_foreign=bool(statement) and is_foreign(request),
         answer=answer,
         trouble=trouble,
-        cells=[] if answer is None else [[*map(_cell, row)] for row in answer.rows],
+        numeric=numeric,
+        cells=cells,
         examples=_examples(request, buffer),
         views=VIEWS,
         most_rows=MOST_ROWS,
@@ -212,19 +217,69 @@ def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
     return [(sql_example.question, sql_example.about(buffer)) for sql_example in EXAMPLES]
 
 
-def _cell(value: Any) -> tuple[str, str, bool]:
-    """Return the class of a value, its text, and whether the text is cut."""
+@dataclass(frozen=True)
+class Cell:
+    """A value as the page shows it.
+
+    Attributes:
+        kind: Class of its element.
+        text: The value in short.
+        whole: The whole value, if the text is shorter; a very long one without its end.
+        is_cut: There is more of the value than the page has.
+        is_number: It is a number.
+    """
+
+    kind: str
+    text: str
+    whole: str | None = None
+    is_cut: bool = False
+    is_number: bool = False
+
+
+def cells_of(rows: Sequence[Sequence[Any]], n_columns: int) -> tuple[list[bool], list[list[Cell]]]:
+    """Return which columns have numbers alone, and the cells.
+
+    Numbers are aligned right where a column has nothing else, and texts left.
+    """
+    numeric = []
+    for i in range(n_columns):
+        values = [row[i] for row in rows if row[i] is not None]
+        numeric.append(bool(values) and all(map(_is_number, values)))
+    cells = [[_cell(value, numeric[i]) for i, value in enumerate(row)] for row in rows]
+    return numeric, cells
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+
+
+def _cell(value: Any, is_aligned: bool) -> Cell:
     if value is None:
-        return "quiet", "NULL", False
-    if isinstance(value, (bool, int, float)):
-        return "n", str(value), False
+        return Cell("n quiet" if is_aligned else "quiet", "NULL")
+    if _is_number(value):
+        text, whole = _number(value), str(value)
+        kind = "n" if is_aligned else "text"
+        return Cell(kind, text, whole if text != whole else None, is_number=True)
     if isinstance(value, (bytes, bytearray, memoryview)):
         raw = bytes(value)
-        return "mono", f"{len(raw):,} bytes: {raw[:16].hex(' ')}", len(raw) > 16
+        return Cell("mono", f"{len(raw):,} bytes: {raw[:16].hex(' ')}", None, len(raw) > 16)
     text = value if isinstance(value, str) else str(csv_field(value))
     if isinstance(value, (dict, list)):
         text = dumps(value)
-    return "text", text[:_CELL_CHARACTERS], len(text) > _CELL_CHARACTERS
+    if len(text) <= _LINE_CHARACTERS and "\n" not in text:
+        return Cell("text", text)
+    line = " ".join(text[:_LINE_CHARACTERS].split())
+    return Cell("text", line, text[:_CELL_CHARACTERS], len(text) > _CELL_CHARACTERS)
+
+
+def _number(value: float | Decimal) -> str:
+    """Return a number with six digits; whole numbers in full."""
+    if isinstance(value, int):
+        return str(value)
+    number = float(value)
+    if number.is_integer() and abs(number) < 1e15:
+        return str(value) if isinstance(value, float) else f"{number:.0f}"
+    return f"{number:.6g}"
 
 
 def download(request: Request) -> Response:

@@ -124,7 +124,7 @@ def test_after_every_revision_all_its_objects_are_there(stepwise_url):
         migrate.upgrade(stepwise_url, script.revision)
         wanted = {
             re.sub(
-                r"^(v_\w+|new_\w+|episode_states|chunk_steps|row_messages|step_numbers|step_sums)_v1$",
+                r"^(v_\w+|new_\w+|episode_states|chunk_steps|row_messages|step_numbers|step_sums|retention_bounds)_v1$",
                 r"\1",
                 n,
             )

@@ -154,7 +154,7 @@ def test_the_limits_change(buffer_url):
             store(buffer, f"e{i}", 3)
         assert len(held(buffer_url)) == 7
         assert counts_agree(buffer, buffer_url)
-        with pytest.raises(TypeError, match=r"max_capacity=\.\.\. or max_episodes="):
+        with pytest.raises(TypeError, match=r"max_capacity=\.\.\., max_episodes="):
             buffer.resize()
         for wrong in (0, -1, 1.5, True):
             with pytest.raises(BufferConfigError, match="max_episodes is an integer from 1 on"):

@@ -59,7 +59,7 @@ def test_every_view_is_documented(both_urls):
     # Rows are sent through it on their way in; it shows nothing.
     names -= {"new_special_rows", "new_episode_steps", "new_group_changes"}
     names -= {"row_messages"}  # a function on PostgreSQL
-    internal = {"episode_states", "chunk_steps", "step_numbers", "step_sums"}
+    internal = {"episode_states", "chunk_steps", "step_numbers", "step_sums", "retention_bounds"}
     assert names == {*VIEWS, "new_experiences", *internal}
     query = "SELECT viewname FROM pg_views WHERE schemaname = current_schema()"
     assert {name for (name,) in readonly.query(both_urls["postgresql"], query).rows} == names

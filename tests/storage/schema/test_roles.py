@@ -20,6 +20,7 @@ from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
 from tests.support.fragments import make_fragment, parts_of
+from tests.support.passed_time import let_pass
 from tests.support.rows import TASK_0
 from tests.support.sql import run
 from tests.support.typed_buffer import both_layouts
@@ -104,6 +105,32 @@ def test_writers_destroy_nothing(with_roles, login, change):
         with pytest.raises(StorageReadOnlyError):
             change(buffer)
         assert len(buffer) == 4
+
+
+@both_layouts
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_writers_let_steps_leave_by_age_and_nothing_else(with_roles, login, make_buffer, evict_by):
+    url = login("sqlbuffer_writer")
+    with make_buffer(url, "aged", max_age="1h", evict_by=evict_by) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(5)])
+        refused(url, "UPDATE buffers SET low_seq = 9")
+        refused(url, "UPDATE buffers SET max_age_s = 1")
+        let_pass(with_roles, 3_610)
+        assert buffer.expire().aged == 5
+        assert len(buffer) == 0
+        let_pass(with_roles, 20)
+        buffer._store.sweep.due_at = 0.0
+        buffer.store_batch([make_array_row(step=5)])
+        assert run(login("sqlbuffer_analyst"), "SELECT reason, steps FROM v_evictions") == [
+            ("age", 5)
+        ]
+    with ReplayBuffer(login("sqlbuffer_analyst"), "aged") as buffer:
+        assert buffer.max_age == 3_600
+        with pytest.raises(StorageReadOnlyError):
+            buffer.expire()
+    with ReplayBuffer(login("sqlbuffer_learner"), "aged") as buffer:
+        buffer.resize(max_age="2h", max_bytes="1 GB")
+        assert buffer.delete(older_than="2h") == 0
 
 
 def test_learners_add_fields_and_writers_learn_of_them(with_roles, login):

@@ -4,6 +4,8 @@ CREATE TABLE buffers (
     layout TEXT,
     max_capacity BIGINT,
     max_episodes BIGINT,
+    max_age_s DOUBLE PRECISION,
+    max_bytes BIGINT,
     evict_unit TEXT DEFAULT 'row' NOT NULL,
     alpha DOUBLE PRECISION,
     max_priority DOUBLE PRECISION,
@@ -55,6 +57,8 @@ COMMENT ON COLUMN buffers.name IS 'name given at creation';
 COMMENT ON COLUMN buffers.layout IS 'layout with more than rows; null: rows alone';
 COMMENT ON COLUMN buffers.max_capacity IS 'rows held at most; null is unlimited';
 COMMENT ON COLUMN buffers.max_episodes IS 'episodes held at most; null is unlimited';
+COMMENT ON COLUMN buffers.max_age_s IS 'age of a step in seconds at most; null is unlimited';
+COMMENT ON COLUMN buffers.max_bytes IS 'bytes of all payloads at most; null is unlimited';
 COMMENT ON COLUMN buffers.evict_unit IS 'unit of eviction: row, task or episode';
 COMMENT ON COLUMN buffers.alpha IS 'priority exponent';
 COMMENT ON COLUMN buffers.max_priority IS 'largest priority ever set; null if none was set';
@@ -981,6 +985,73 @@ COMMENT ON COLUMN holds.hold_id IS 'random id of the hold';
 COMMENT ON COLUMN holds.low_seq IS 'no step above this seq is evicted';
 COMMENT ON COLUMN holds.live_until IS 'end of the hold, unless it is extended in time';
 
+CREATE TABLE eviction_counts (
+    buffer_id INTEGER NOT NULL,
+    hour BIGINT NOT NULL,
+    reason TEXT COLLATE "C" NOT NULL,
+    writer UUID NOT NULL,
+    n_steps BIGINT NOT NULL,
+    CONSTRAINT pk_eviction_counts PRIMARY KEY (buffer_id, hour, reason, writer)
+);
+COMMENT ON COLUMN eviction_counts.buffer_id IS 'the buffer';
+COMMENT ON COLUMN eviction_counts.hour IS 'the hour, in hours since 1970';
+COMMENT ON COLUMN eviction_counts.reason IS 'why the steps left';
+COMMENT ON COLUMN eviction_counts.writer IS 'random id of the opener that counted; zeros: of all, in older hours';
+COMMENT ON COLUMN eviction_counts.n_steps IS 'number of steps';
+
+CREATE TABLE time_marks (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
+    n_bytes BIGINT,
+    CONSTRAINT pk_time_marks PRIMARY KEY (buffer_id, seq)
+);
+COMMENT ON COLUMN time_marks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN time_marks.seq IS 'the newest seq at that time';
+COMMENT ON COLUMN time_marks.at IS 'time of the database''s clock, in Unix seconds';
+COMMENT ON COLUMN time_marks.n_bytes IS 'bytes of the steps since the mark before; null: not measured';
+CREATE INDEX ix_time_marks_buffer_id_at ON time_marks (buffer_id, at);
+
+CREATE TABLE clock_looks (
+    buffer_id INTEGER NOT NULL,
+    clock_id TEXT COLLATE "C" NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
+    clock_s DOUBLE PRECISION NOT NULL,
+    CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
+);
+COMMENT ON COLUMN clock_looks.buffer_id IS 'the buffer';
+COMMENT ON COLUMN clock_looks.clock_id IS 'a monotonic clock: that of a machine since it started, or of a process';
+COMMENT ON COLUMN clock_looks.at IS 'time of the database''s clock, in Unix seconds';
+COMMENT ON COLUMN clock_looks.clock_s IS 'time of the monotonic clock at that moment, in seconds';
+
+CREATE TABLE retention_states (
+    buffer_id INTEGER NOT NULL,
+    looked_at DOUBLE PRECISION NOT NULL,
+    low_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    live_rows BIGINT NOT NULL,
+    n_left BIGINT NOT NULL,
+    stopped_at DOUBLE PRECISION,
+    stop_s DOUBLE PRECISION,
+    stop_seq BIGINT,
+    clock_id TEXT COLLATE "C",
+    clock_at DOUBLE PRECISION,
+    clock_s DOUBLE PRECISION,
+    CONSTRAINT pk_retention_states PRIMARY KEY (buffer_id)
+);
+COMMENT ON COLUMN retention_states.buffer_id IS 'the buffer';
+COMMENT ON COLUMN retention_states.looked_at IS 'time of the last sweep by the database''s clock, in Unix seconds';
+COMMENT ON COLUMN retention_states.low_seq IS 'lower end of the window at the last sweep';
+COMMENT ON COLUMN retention_states.high_seq IS 'newest seq at the last sweep';
+COMMENT ON COLUMN retention_states.live_rows IS 'rows held at the last sweep, if eviction is by task or episode';
+COMMENT ON COLUMN retention_states.n_left IS 'rows that had left for other reasons than capacity then';
+COMMENT ON COLUMN retention_states.stopped_at IS 'time at which a sweep found that the clock had moved; null: max_age applies';
+COMMENT ON COLUMN retention_states.stop_s IS 'seconds that the clock moved, or that no witness spans';
+COMMENT ON COLUMN retention_states.stop_seq IS 'the newest time mark before the move; null: no witness spans the time';
+COMMENT ON COLUMN retention_states.clock_id IS 'the monotonic clock that saw the move';
+COMMENT ON COLUMN retention_states.clock_at IS 'time of the database''s clock before the move';
+COMMENT ON COLUMN retention_states.clock_s IS 'time of that monotonic clock before the move';
+
 CREATE TABLE rank_agreements (
     buffer_id INTEGER NOT NULL,
     topic TEXT COLLATE "C" NOT NULL,
@@ -1103,6 +1174,10 @@ ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE queue_groups ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE merges ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE eviction_counts ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE time_marks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE clock_looks ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE retention_states ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

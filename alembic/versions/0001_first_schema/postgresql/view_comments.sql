@@ -187,6 +187,11 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_documents."value" IS 'its value';
     COMMENT ON COLUMN v_documents."version" IS '1, and one more with each change';
     COMMENT ON COLUMN v_documents."changed_at" IS 'when it was written last';
+    COMMENT ON VIEW v_evictions IS 'One row per hour and reason for which steps left a buffer. Steps that left for `capacity` are counted as numbers of the window, every ten seconds by a process that writes, or by `sqlbuffer expire`: numbers that were deleted before, or that no step ever had, count as well. Deletions by plain SQL are not counted.';
+    COMMENT ON COLUMN v_evictions."buffer" IS 'name of the buffer';
+    COMMENT ON COLUMN v_evictions."hour" IS 'the hour in which they were counted, by the database''s clock';
+    COMMENT ON COLUMN v_evictions."reason" IS '`capacity` (max_capacity, max_episodes), `age` (max_age), `bytes` (max_bytes), `deleted`, `expired` (max_staleness), `used_up` (max_use), `other_session`, `partial` (groups that stayed incomplete, or late rows), `flat` (min_spread)';
+    COMMENT ON COLUMN v_evictions."steps" IS 'number of steps';
     COMMENT ON VIEW v_quarantine IS 'One row per step in quarantine: the buffer keeps it and does not sample it.';
     COMMENT ON COLUMN v_quarantine."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_quarantine."seq" IS 'insert order within the buffer';
@@ -282,6 +287,7 @@ DO $$ BEGIN
     COMMENT ON VIEW new_experiences IS 'Insert rows here; see the page on tables.';
     COMMENT ON VIEW chunk_steps IS 'Internal: the steps of chunks, one row per step.';
     COMMENT ON VIEW step_numbers IS 'Internal: the numbers of the steps of a chunk.';
+    COMMENT ON VIEW retention_bounds IS 'Internal: numbers up to which steps leave by age and size.';
     COMMENT ON VIEW step_sums IS 'Internal: sums for v_tasks and v_agents.';
     COMMENT ON VIEW episode_states IS 'Internal: the status of episodes.';
     COMMENT ON COLUMN new_experiences."buffer_id" IS 'the buffer';

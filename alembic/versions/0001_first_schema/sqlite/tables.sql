@@ -4,6 +4,8 @@ CREATE TABLE buffers (
     layout TEXT,
     max_capacity BIGINT,
     max_episodes BIGINT,
+    max_age_s DOUBLE,
+    max_bytes BIGINT,
     evict_unit TEXT DEFAULT 'row' NOT NULL,
     alpha DOUBLE,
     max_priority DOUBLE,
@@ -600,6 +602,48 @@ CREATE TABLE holds (
     low_seq BIGINT NOT NULL,
     live_until TEXT NOT NULL,
     CONSTRAINT pk_holds PRIMARY KEY (buffer_id, hold_id)
+);
+
+CREATE TABLE eviction_counts (
+    buffer_id INTEGER NOT NULL,
+    hour BIGINT NOT NULL,
+    reason TEXT NOT NULL,
+    writer TEXT NOT NULL,
+    n_steps BIGINT NOT NULL,
+    CONSTRAINT pk_eviction_counts PRIMARY KEY (buffer_id, hour, reason, writer)
+);
+
+CREATE TABLE time_marks (
+    buffer_id INTEGER NOT NULL,
+    seq BIGINT NOT NULL,
+    at DOUBLE NOT NULL,
+    n_bytes BIGINT,
+    CONSTRAINT pk_time_marks PRIMARY KEY (buffer_id, seq)
+);
+CREATE INDEX ix_time_marks_buffer_id_at ON time_marks (buffer_id, at);
+
+CREATE TABLE clock_looks (
+    buffer_id INTEGER NOT NULL,
+    clock_id TEXT NOT NULL,
+    at DOUBLE NOT NULL,
+    clock_s DOUBLE NOT NULL,
+    CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
+);
+
+CREATE TABLE retention_states (
+    buffer_id INTEGER NOT NULL,
+    looked_at DOUBLE NOT NULL,
+    low_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    live_rows BIGINT NOT NULL,
+    n_left BIGINT NOT NULL,
+    stopped_at DOUBLE,
+    stop_s DOUBLE,
+    stop_seq BIGINT,
+    clock_id TEXT,
+    clock_at DOUBLE,
+    clock_s DOUBLE,
+    CONSTRAINT pk_retention_states PRIMARY KEY (buffer_id)
 );
 
 CREATE TABLE rank_agreements (

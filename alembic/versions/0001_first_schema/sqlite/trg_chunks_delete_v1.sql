@@ -4,11 +4,11 @@
 -- empty, there is nothing to delete.
 CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
 WHEN coalesce((
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL
+    SELECT evict_unit <> 'row'
         OR has_queue OR has_labels OR has_quarantine OR has_changes OR has_step_ids OR has_deleted
-        OR OLD.first_seq + OLD.n_steps - 1 > max(low_seq, (
+        OR OLD.first_seq + OLD.n_steps - 1 > max(low_seq, coalesce((
             SELECT first_seq + n_steps - 1 FROM chunks
-            WHERE "key" > OLD.buffer_id << 40 AND "key" < (OLD.buffer_id + 1) << 40 ORDER BY "key" DESC LIMIT 1) - max_capacity)
+            WHERE "key" > OLD.buffer_id << 40 AND "key" < (OLD.buffer_id + 1) << 40 ORDER BY "key" DESC LIMIT 1) - max_capacity, 0))
     FROM buffers WHERE id = OLD.buffer_id), true)
 BEGIN
     -- First: the next statements raise the lower end of the window.
@@ -16,21 +16,21 @@ BEGIN
     SELECT OLD.buffer_id, 'deleted', (
         SELECT json_group_array(OLD.first_seq + n.place) FROM chunk_places n WHERE n.place < OLD.n_steps)
     FROM buffers WHERE id = OLD.buffer_id AND NOT is_deleting AND CASE WHEN evict_unit = 'row' THEN (
-        SELECT w.max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > w.low_seq FROM v_windows w WHERE w.buffer_id = OLD.buffer_id)
+        SELECT OLD.first_seq + OLD.n_steps - 1 > w.low_seq FROM v_windows w WHERE w.buffer_id = OLD.buffer_id)
     ELSE has_followers END;
     DELETE FROM priority_blocks
     WHERE buffer_id = OLD.buffer_id
       AND block >= OLD.first_seq / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id)
       AND block <= (OLD.first_seq + OLD.n_steps - 1) / (SELECT block_size FROM buffers WHERE id = OLD.buffer_id)
       AND (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    SELECT evict_unit <> 'row' OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     DELETE FROM priorities WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps AND (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    SELECT evict_unit <> 'row' OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps AND (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    SELECT evict_unit <> 'row' OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     -- The next count counts these blocks again.
     DELETE FROM row_blocks WHERE buffer_id = OLD.buffer_id AND block >= OLD.first_seq / 4096 AND (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    SELECT evict_unit <> 'row' OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     UPDATE buffers
     SET deletions = deletions + 1,
         low_seq = CASE WHEN evict_unit = 'row' AND max_capacity IS NOT NULL THEN max(
@@ -44,7 +44,7 @@ BEGIN
         SELECT count(*) FROM deleted_steps x
         WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps))
     WHERE id = OLD.buffer_id AND (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
+    SELECT evict_unit <> 'row' OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     UPDATE episodes SET n_rows = max(0, n_rows - (OLD.n_steps - (
         SELECT count(*) FROM deleted_steps x
         WHERE x.buffer_id = OLD.buffer_id AND x.seq >= OLD.first_seq AND x.seq < OLD.first_seq + OLD.n_steps))) WHERE id = OLD.episode_id AND n_rows > 0;

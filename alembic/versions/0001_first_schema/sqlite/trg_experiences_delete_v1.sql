@@ -4,8 +4,8 @@
 -- and are deleted later.
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
-    SELECT evict_unit <> 'row' OR max_capacity IS NULL
-        OR OLD.seq > coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id), 0) - max_capacity
+    SELECT evict_unit <> 'row'
+        OR OLD.seq > max(low_seq, coalesce((SELECT max(seq) FROM experiences WHERE buffer_id = OLD.buffer_id) - max_capacity, 0))
     FROM buffers WHERE id = OLD.buffer_id
 )
 BEGIN

@@ -1,0 +1,42 @@
+"""Time that passes for a buffer, and clocks that are set, without a wait: stored times change."""
+
+from sqlalchemy import text
+
+from tests.support.sql import connected, is_sqlite, run
+
+_LATER = {
+    "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', inserted_at, -:seconds || ' seconds')",
+    "postgresql": "inserted_at - make_interval(secs => :seconds)",
+}
+
+
+def let_pass(url: str, seconds: float) -> None:
+    """Have everything be as it is after so many seconds."""
+    _change(url, seconds, ("clock_looks", "clock_s"), ("retention_states", "clock_s"))
+
+
+def set_clock(url: str, seconds: float) -> None:
+    """Have the database's clock show so many seconds more: what is stored seems to be older."""
+    _change(url, seconds)
+
+
+def _change(url: str, seconds: float, *more: tuple[str, str]) -> None:
+    """Subtract seconds from all stored times, in one transaction: other threads may look."""
+    columns = [
+        ("time_marks", "at"), ("clock_looks", "at"), ("retention_states", "looked_at"),
+        ("retention_states", "clock_at"), *more,
+    ]  # fmt: skip
+    later = _LATER["sqlite" if is_sqlite(url) else "postgresql"]
+    with connected(url) as connection:
+        for table, column in columns:
+            statement = f"UPDATE {table} SET {column} = {column} - :seconds"
+            connection.execute(text(statement), {"seconds": seconds})
+        for table in ("experiences", "chunks"):
+            statement = f"UPDATE {table} SET inserted_at = {later}"
+            connection.execute(text(statement), {"seconds": seconds})
+
+
+def evicted(url: str, name: str = "default") -> dict[str, int]:
+    """Return how many steps left a buffer, by reason."""
+    statement = "SELECT reason, sum(steps) FROM v_evictions WHERE buffer = :name GROUP BY reason"
+    return {reason: int(n) for reason, n in run(url, statement, name=name)}
