@@ -74,8 +74,9 @@ training-loops: $(PEERS)/.installed ## measure training loops of Stable-Baseline
 docs: $(VENV)/.installed-docs ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W -q docs docs/_build
 
-reference: $(VENV)/.installed-test ## write the generated pages: commands, views and tables
+reference: $(VENV)/.installed-test ## write the generated pages: commands, limits, views and tables
 	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m tests.docs.limits_page
 	$(BIN)/python -m sqlbuffer.storage.schema.reference
 
 screenshots: $(VENV)/.installed-test ## take the pictures of docs/images with Chromium

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from sphinx.addnodes import pending_xref
@@ -46,10 +47,28 @@ def _add_contents(_app: Any, docname: str, source: list[str]) -> None:
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
         caption = section.splitlines()[0]
         pages = re.findall(r"^- \[.*?\]\((.+?)\.md\)", section, re.MULTILINE)
+        if not pages:
+            continue
         contents.append(
             "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"])
         )
     source[0] = "\n\n".join([*contents, ""])
+
+
+def searched_words(index: str) -> dict[str, list[str]]:
+    """Return the words of the table of `index.md` by the page that the search shows first."""
+    words: dict[str, list[str]] = {}
+    for cell, page in re.findall(r"^\| ([^|]+?) \| \[.*?\]\((.+?)\.md\)", index, re.MULTILINE):
+        words.setdefault(page, []).extend(cell.split(", "))
+    return words
+
+
+def _add_searched_words(app: Any, docname: str, source: list[str]) -> None:
+    """Give a page main entries of the index, which the search lists before all other results."""
+    index = (Path(app.srcdir) / "index.md").read_text(encoding="utf-8")
+    for word in searched_words(index).get(docname, []):
+        heading, _, rest = source[0].partition("\n")
+        source[0] = f"{heading}\n\n```{{index}} ! {word}\n```\n{rest}"
 
 
 def _as_restructured_text(paragraph: str) -> str:
@@ -108,6 +127,7 @@ sys.meta_path.insert(0, _OtherExtras())  # type: ignore[arg-type]
 def setup(app: Any) -> None:
     """Add the contents to the index, read the docstrings as Markdown, and link their names."""
     app.connect("source-read", _add_contents)
+    app.connect("source-read", _add_searched_words)
     app.connect("doctree-read", _qualify_names)
     app.connect("missing-reference", _link_error)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)

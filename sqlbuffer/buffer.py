@@ -108,7 +108,7 @@ from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnFlat, OnLat
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.vector_writer import VectorWriter
+from sqlbuffer.vector_writer import MAX_ENVS, VectorWriter
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
@@ -700,7 +700,7 @@ class ReplayBuffer:
             >>> len(buffer)
             10
         """
-        n_envs = checked_integer(n_envs, "n_envs", 1, 1_000_000)
+        n_envs = checked_integer(n_envs, "n_envs", 1, MAX_ENVS)
         if wrong := {"episode_id", "group_id", "parent_id"}.intersection(meta):
             raise FieldError(
                 f"vector_writer() begins the episodes; leave {min(wrong)} out, or write them with "

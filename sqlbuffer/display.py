@@ -158,7 +158,8 @@ def described_array(array: Any, shown: Callable[[Any], str]) -> str:
     finite = numbers[np.isfinite(numbers)]
     if not finite.size:
         return f"{kind} no finite number"
-    least, mean, most = (shown(float(f(finite))) for f in (np.min, np.mean, np.max))
+    with np.errstate(over="ignore"):  # in the sum of the largest numbers
+        least, mean, most = (shown(float(f(finite))) for f in (np.min, np.mean, np.max))
     odd = f" {array.size - finite.size:,} not finite" if finite.size < array.size else ""
     return f"{kind} min {least} mean {mean} max {most}{odd}"
 

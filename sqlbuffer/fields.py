@@ -112,16 +112,25 @@ def _is_one_slip(a: str, b: str) -> bool:
 BUILT_IN = ("reward", "terminated", "truncated")
 # Values of a step that batches have where they are asked for.
 ON_REQUEST = ("adv_t", "v_t")
-# Names of a buffer's keys and payloads, and of a batch's own parts.
-RESERVED = (
-    *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "group_id"),
-    *("parent_id", "session_id"),
-    *("state", "actions", "messages", "extra", "seq", "t"),
-    *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
-    *("priority", "priorities", "probabilities"),
-    *("keys", "values", "items", "get"),
-    *ON_REQUEST,
-)
+# Names that no field can have, each with what has that name.
+RESERVED = {
+    **dict.fromkeys(("id", "task_id", "agent_id", "step", "model_version"), "key of a step"),
+    **dict.fromkeys(("episode_id", "group_id", "parent_id", "session_id"), "key of a step"),
+    **dict.fromkeys(("seq", "t"), "place of a step"),
+    **dict.fromkeys(("state", "actions", "messages", "extra"), "payload of a row"),
+    **dict.fromkeys(ON_REQUEST, "column of a step"),
+    **dict.fromkeys(("priority", "priorities", "probabilities", "weights"), "priority of a step"),
+    **dict.fromkeys(("discount", "info", "mask", "lens", "n_rows", "has_final"), "part of a batch"),
+    **dict.fromkeys(("keys", "values", "items", "get"), "method of a dict"),
+    "self": "argument of Python's methods",
+}
+# The same for fields of an episode.
+RESERVED_META = {
+    **dict.fromkeys(("arrays", "final", "casting"), "argument of store_episode()"),
+}
+# The same for beginnings and ends of names.
+RESERVED_PREFIXES = {"_": "the library's own names"}
+RESERVED_SUFFIXES = {"_lens": "lengths of a field in a batch"}
 VARIABLE = -1
 MAX_NAME = 200
 KINDS = "biufcSU"
@@ -141,8 +150,22 @@ def check_name(name: object) -> None:
         )
     if name in BUILT_IN:
         raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
-    if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
-        raise FieldError(f"field {name!r}: buffers and batches use this name; take another")
+    if user := _reserved_for(name):
+        raise _is_reserved("field", name, user)
+
+
+def _reserved_for(name: str) -> str | None:
+    """Return what a name is reserved for; None if a field can have it."""
+    ways = ((RESERVED_PREFIXES, name.startswith), (RESERVED_SUFFIXES, name.endswith))
+    users = [user for parts, has in ways for part, user in parts.items() if has(part)]
+    return RESERVED.get(name) or next(iter(users), None)
+
+
+def _is_reserved(what: str, name: str, user: str) -> FieldError:
+    return FieldError(
+        f"{what} {name!r}: the name is reserved ({user}); take another, see the page "
+        f"'Limits and reserved names'"
+    )
 
 
 def declared_parts(name: str, declaration: Any) -> dict[str, Any]:
@@ -522,8 +545,6 @@ def _shown(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.kind in "biufc" else dtype.str.lstrip("<|=>")
 
 
-# Other arguments of the calls that store an episode with its meta.
-RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
 
@@ -583,7 +604,7 @@ def parse_meta_specs(declarations: Any) -> dict[str, FieldSpec]:
     specs = parse_specs(declarations, "meta_fields")
     for name, spec in specs.items():
         if name in RESERVED_META:
-            raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
+            raise _is_reserved("meta field", name, RESERVED_META[name])
         if spec.column:
             raise FieldError(
                 f"meta field {name!r}: conditions are about steps; leave column out, or declare it "

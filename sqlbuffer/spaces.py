@@ -296,6 +296,18 @@ class Spaces:
         """
         return {field.name: field for field in leaves_of(self._trees[root])}
 
+    def places(self) -> dict[str, tuple[tuple[Any, ...], str]]:
+        """Return for each field its keys and indices in the space, and the space there in words.
+
+        :meta private:
+        """
+        nodes = {OBSERVATION: self._nodes["observation"], ACTION: self._nodes["action"]}
+        return {
+            name: (field.path, described(reduce(_part, field.path, node)))
+            for root, node in nodes.items()
+            for name, field in self.fields_of(root).items()
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return the spaces as JSON, by the names of the constructor's arguments."""
         return {"observation": self._nodes["observation"], "action": self._nodes["action"]}
@@ -855,6 +867,12 @@ def described(node: Node) -> str:
             str(value) if name == first else f"{name}={value}" for name, value in values.items()
         )
     return f"{kind}({inside})"
+
+
+def _part(node: Node, key: Any) -> Node:
+    """Return the space of a key or an index of a Dict or Tuple space."""
+    part: Node = dict(node["spaces"])[key] if node["type"] == "Dict" else node["spaces"][key]
+    return part
 
 
 def _described_bound(encoded: Any) -> str:

@@ -36,6 +36,7 @@ Begin = Callable[[int, int | None, str | None], EpisodeStart]
 _NUMBERS = ("reward", "terminated", "truncated", "adv_t", "v_t", "priority")
 # Each environment may have this many pending steps: shorter chunks are stored more slowly.
 STEPS_OF_ENV = 256
+MAX_ENVS = 1_000_000
 
 
 class _PlacedSteps:

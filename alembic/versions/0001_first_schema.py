@@ -28,6 +28,8 @@ VIEWS = (
     "v_flow_v1",
     "v_waiting_v1",
     "v_samples_v1",
+    "v_batches_v1",
+    "v_storage_v1",
     "v_sessions_v1",
     "v_quarantine_v1",
     "v_leases_v1",
@@ -77,6 +79,7 @@ OBJECTS = {
         "trg_episodes_judged_v1",
         "trg_episodes_work_v1",
         "trg_episodes_delete_v1",
+        "trg_samples_insert_v1",
         "new_experiences_v1",
         "trg_new_experiences_insert_v1",
         *VIEWS,
@@ -165,6 +168,8 @@ OBJECTS = {
         "trg_episodes_work_v1",
         "sqlbuffer_forget_rollouts_v1",
         "trg_episodes_delete_v1",
+        "sqlbuffer_note_versions_v1",
+        "trg_samples_insert_v1",
         "sqlbuffer_number_v1",
         "new_experiences_v1",
         *VIEWS,
@@ -186,6 +191,7 @@ TRIGGER_TABLES = {
     "trg_chunks_": "chunks",
     "trg_deleted_": "deleted_steps",
     "trg_rollout_stats_": "rollout_stats",
+    "trg_samples_": "samples",
 }
 # This function is for every reader; the other functions write with their owner's rights.
 PUBLIC_FUNCTION = "sqlbuffer_number_v1"

@@ -36,6 +36,7 @@ LEASE_S, MAX_ATTEMPTS = 300.0, 5
 MOST_TASKS, MOST_SIBLINGS, MOST_ITEMS = 1_000_000, 100_000, 10_000
 MAX_GROUP = 450  # bytes: the ids of its episodes have two numbers behind it
 MAX_REASON = 1_000
+MOST_ATTEMPTS = 2**30
 # What an item decides about its episode.
 _OF_ITEM = ("task_id", "group_id", "episode_id", "resume")
 # Pause between two looks for work. If a look takes long, it is this many times as long.
@@ -243,7 +244,9 @@ class Work:
         """
         group_size = checked_integer(group_size, "group_size", 1, MOST_SIBLINGS)
         if max_attempts is not None:
-            max_attempts = checked_integer(max_attempts, "max_attempts", 1, 2**30, more=", or None")
+            max_attempts = checked_integer(
+                max_attempts, "max_attempts", 1, MOST_ATTEMPTS, more=", or None"
+            )
         retry_failed = checked_flag(retry_failed, "retry_failed")
         what = "a list of task ids, or of dicts with task_id"
         by_group: dict[str, NewWork] = {}

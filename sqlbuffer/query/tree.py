@@ -465,10 +465,27 @@ def _equal(text: str, specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
         raise ConditionError(
             f"the condition has the form field=value, such as task_id=t1; got {shown(text)}"
         )
-    field = name.strip()
+    return typed_leaf(name.strip(), "eq", value, specs)
+
+
+def typed_leaf(
+    field: str, op: str, value: str, specs: Mapping[str, FieldSpec], *, is_text: bool = False
+) -> dict[str, Any]:
+    """Return a leaf whose value a person typed: JSON for fields that are not text.
+
+    Args:
+        field: Name of the field.
+        op: The operator.
+        value: The value.
+        specs: The typed fields of the buffer.
+        is_text: The value is a text for any field.
+
+    Raises:
+        ConditionError: The field is unknown.
+    """
     kind = parse_field(field, {name: spec.column for name, spec in specs.items()}).kind
-    is_text = kind == "text" or (field in specs and specs[field].dtype.kind == "U")
-    return {"field": field, "op": "eq", "value": value if is_text else _value(value)}
+    is_text = is_text or kind == "text" or (field in specs and specs[field].dtype.kind == "U")
+    return {"field": field, "op": op, "value": value if is_text else _value(value)}
 
 
 def _value(text: str) -> Any:

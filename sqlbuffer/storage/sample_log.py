@@ -38,6 +38,8 @@ samples = Table(
     Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
     Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
     Column("probabilities", REALS, comment="the probability of each, if it is known"),
+    # A trigger sets them.
+    Column("model_versions", SEQS, comment="the model version of each; null: none has one"),
     Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
     Column("consumer", KEY, comment="who leased the batch, where a name was given"),
     Column(

@@ -22,6 +22,7 @@ from sqlbuffer.web.pages import (
     buffers_page,
     episode_page,
     episodes_page,
+    figures_page,
     groups_page,
     search_page,
     sql_page,
@@ -32,6 +33,7 @@ from sqlbuffer.web.site import Site
 # Each page has a module with its ROUTES; one about a whole buffer has a TAB: its path and name.
 PAGES: tuple[Any, ...] = (
     buffers_page,
+    figures_page,
     episodes_page,
     groups_page,
     search_page,

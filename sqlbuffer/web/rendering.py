@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -18,6 +20,7 @@ from starlette.responses import Response
 from sqlbuffer.display import dumps
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.rollouts import Rollout
+from sqlbuffer.web.curves import colour_of
 from sqlbuffer.web.site import site_of
 
 
@@ -55,7 +58,25 @@ def command_line(command: str, *words: Any, **options: Any) -> str:
     texts = [str(word) for word in words]
     if any(word.startswith("-") for word in texts):
         texts.insert(0, "--")
-    return shlex.join([*parts, *texts])
+    return " ".join(map(_shell_word, [*parts, *texts]))
+
+
+# In double quotes these mean something else to a shell.
+_SPECIAL = re.compile(r'["$`\\!]')
+
+
+def _shell_word(text: str) -> str:
+    """Return a word for a shell, quoted as a person would: SQL in double quotes where possible."""
+    if "'" not in text:
+        return shlex.quote(text)
+    if not _SPECIAL.search(text):
+        return f'"{text}"'
+    return "'" + text.replace("'", r"'\''") + "'"
+
+
+def readable_literal(value: Any) -> str:
+    """Return a value as Python, over several lines if it is long."""
+    return pformat(value, width=80, sort_dicts=False)
 
 
 def quoted(text: str) -> str:
@@ -97,6 +118,7 @@ FOLDER = Path(__file__).parent
 _NOTHING = "\u2013"
 _MOST_NAMES = 4
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_SHORT_AGES = ((31_557_600.0, "y"), (86_400.0, "d"), (3_600.0, "h"), (60.0, "m"), (1.0, "s"))
 _AGES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 # In a file of JSON inside HTML these could end the element.
 _JSON_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -150,7 +172,8 @@ def link(request: Request, path: str, **query: Any) -> str:
 
 def here_of(request: Request, **changed: Any) -> str:
     """Return the address of a request without its token, for a link to the same page."""
-    query = {k: v for k, v in request.query_params.multi_items() if k != "token"} | changed
+    asked = request.query_params
+    query = {name: asked.getlist(name) for name in asked if name != "token"} | changed
     path, root = request.scope["path"], request.scope.get("root_path", "")
     below = path.removeprefix(root) if root else path
     return link(request, quote("/" + below.lstrip("/")), **query)
@@ -170,14 +193,20 @@ def environment() -> Environment:
     jinja.filters |= {
         "about": about,
         "age": age,
+        "ago": ago,
+        "aligned": aligned,
         "as_json": as_json,
+        "colour": colour_of,
         "count": count,
         "figure": figure,
         "moment": moment,
         "names": names,
         "percent": percent,
         "rate": rate,
+        "readable": readable,
+        "short_id": short_id,
         "size": size,
+        "took": took,
         "versions": versions,
         "when": when,
     }
@@ -216,6 +245,32 @@ def figure(value: Any) -> str:
     if number.is_integer() and abs(number) < 1e15:
         return f"{int(number):,}"
     return f"{number:,.4g}" if abs(number) < 1e4 else f"{number:,.0f}"
+
+
+def aligned(values: Sequence[float | None]) -> list[str]:
+    """Return the numbers of a column with as many decimals as the largest one has of four digits.
+
+    Numbers that would lose more than that, and whole numbers, are those of `figure`.
+
+    Example:
+        >>> aligned([12.5, 0.25, None]), aligned([3.0, 20.0])
+        (['12.50', '0.25', '\u2013'], ['3', '20'])
+    """
+    finite = [
+        abs(value) for value in values if value is not None and math.isfinite(value) and value
+    ]
+    if not finite or all(value.is_integer() for value in map(float, finite)):
+        return [figure(value) for value in values]
+    most = max(finite)
+    decimals = max(3 - math.floor(math.log10(most)), 0)
+    if most >= 1e6 or min(finite) < 10**-decimals:
+        return [figure(value) for value in values]
+    texts = [f"{value:.{decimals}f}".rstrip("0") for value in finite]
+    decimals = max(len(text.partition(".")[2]) for text in texts)
+    return [
+        f"{value:,.{decimals}f}" if value is not None and math.isfinite(value) else figure(value)
+        for value in values
+    ]
 
 
 def rate(value: float | None) -> str:
@@ -278,6 +333,71 @@ def when(value: Any) -> str:
         value = value.astimezone(UTC).isoformat()
     text = str(value)
     return f"{text[:10]} {text[11:19]}" if text[10:11] == "T" else text
+
+
+def ago(value: Any) -> Markup | str:
+    """Return how long ago a moment was, with the moment itself on hover.
+
+    The clock is that of this machine, so a moment may be a little ahead.
+    """
+    moment_ = _moment_of(value)
+    if moment_ is None:
+        return when(value)
+    text = short_age(max((datetime.now(UTC) - moment_).total_seconds(), 0.0))
+    shown = f"{moment_:%Y-%m-%d %H:%M:%S} UTC"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        moment_.isoformat(), shown, text
+    )
+
+
+def took(began: Any, ended: Any) -> str:
+    """Return the time from a moment to another."""
+    first, last = _moment_of(began), _moment_of(ended)
+    if first is None or last is None:
+        return _NOTHING
+    return short_age(max((last - first).total_seconds(), 0.0))
+
+
+def short_age(seconds: float) -> str:
+    """Return a length of time in its largest unit.
+
+    Example:
+        >>> short_age(0.25), short_age(75), short_age(8_000), short_age(1e8)
+        ('0.2s', '1m', '2h', '3y')
+    """
+    for length, unit in _SHORT_AGES:
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
+
+
+def _moment_of(value: Any) -> datetime | None:
+    """Return a time of the database, which is text on SQLite; None: Python does not know it."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    if not isinstance(value, datetime):
+        return None
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+_SHORT_CHARS = 20
+
+
+def short_id(text: str | None) -> Markup:
+    """Return an id on one line: the middle of a long one is left out, the whole one is on hover.
+
+    A copy of the text has all of it; see `tables.js`.
+    """
+    if text is None:
+        return Markup(_NOTHING)
+    line = " ".join(text.split()) or text
+    if len(line) <= _SHORT_CHARS and line == text:
+        return Markup('<span class="id">{}</span>').format(text)
+    short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
+    return Markup('<span class="id" title="{}" data-whole>{}</span>').format(text, short)
 
 
 def moment(seconds: float | None) -> str:
@@ -387,9 +507,9 @@ def draw_commands(url: str, buffer: str, rollout: Rollout, seqs: Sequence[int]) 
     first, last = min(seqs, default=0), max(seqs, default=0)
     episode = "IS NULL" if rollout.episode_id is None else f"= {quoted(rollout.episode_id)}"
     statement = (
-        "SELECT seq, batch_id, sampled_at, clock, sampler, position FROM v_samples "
-        f"WHERE buffer = {quoted(buffer)} AND task_id = {quoted(rollout.task_id)} "
-        f"AND episode_id {episode} AND seq BETWEEN {first} AND {last} "
+        "SELECT seq, batch_id, sampled_at, clock, sampler, position FROM v_samples\n"
+        f"WHERE buffer = {quoted(buffer)} AND task_id = {quoted(rollout.task_id)}\n"
+        f"  AND episode_id {episode} AND seq BETWEEN {first} AND {last}\n"
         "ORDER BY sampled_at DESC, batch_id DESC, position"
     )
     return [command_line("sql", url, statement)]
@@ -400,4 +520,5 @@ def _steps_of(rollout: Rollout) -> str:
     if rollout.episode_id is None:
         return f"get_by_task_id({rollout.task_id!r})"
     condition = QueryBuilder().eq("task_id", rollout.task_id).and_()
-    return f"get_all({condition.eq('episode_id', rollout.episode_id).build()!r})"
+    tree = condition.eq("episode_id", rollout.episode_id).build()
+    return f"get_all({readable_literal(tree)})"

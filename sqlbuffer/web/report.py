@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffers import ListedGroup, buffer_names, group_page
-from sqlbuffer.storage.browsing.curves import TimeSpan, buffer_number
+from sqlbuffer.storage.browsing.curves import buffer_number
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.browsing.rollouts import ListedRollout, RolloutQuery, rollout_page
+from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
@@ -27,7 +28,7 @@ MOST_GROUPS = 50
 # No browser waits for a report.
 TIME_S = 60.0
 _SCRIPTS = ("app.js", "uPlot.min.js", "curves.js")
-_STYLES = ("uPlot.min.css", "app.css")
+_STYLES = ("uPlot.min.css", "app.css", "figures.css", "tables.css")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class BufferReport:
 
     name: str
     figures: BufferFigures
+    facts: RunFacts
     best: list[ListedRollout]
     worst: list[ListedRollout]
     groups: list[ListedGroup]
@@ -94,8 +96,9 @@ def _hashes(texts: Sequence[str]) -> str:
 
 def _report_of(connection: Any, name: str) -> BufferReport:
     number = buffer_number(connection, name)
-    figures = None if number is None else figures_of(connection, name, TimeSpan())
-    if number is None or figures is None:
+    figures = None if number is None else figures_of(connection, name)
+    facts = None if figures is None else run_facts(connection, name)
+    if number is None or figures is None or facts is None:
         raise BufferNotFoundError(
             f"there is no buffer {name!r}; `sqlbuffer ls URL` lists those that there are"
         )
@@ -111,7 +114,7 @@ def _report_of(connection: Any, name: str) -> BufferReport:
         for group in group_page(connection, number, limit=MOST_GROUPS).groups
         if group.n_rollouts > 1
     ]
-    return BufferReport(name, figures, best, worst, groups)
+    return BufferReport(name, figures, facts, best, worst, groups)
 
 
 def _ends(

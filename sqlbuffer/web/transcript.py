@@ -12,14 +12,16 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlbuffer.display import brief
 from sqlbuffer.llm.conversations import answer_messages, is_said, normal_message
+from sqlbuffer.spaces import Spaces
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.web.rendering import readable
 from sqlbuffer.web.step_arrays import SCALARS, arrays_of, is_image, pointer
+from sqlbuffer.web.step_values import ShownValue, ValueColumn, columns_of, shown_value
 
 if TYPE_CHECKING:
     from sqlbuffer.steps import DataRow
+    from sqlbuffer.storage.browsing.steps import FinalObservation
 
 
 # A text that is not longer is shown in full.
@@ -822,22 +824,8 @@ def _cut(text: str) -> str:
 
 # A page ends within a step that has more than that.
 MOST_TURNS, MOST_CHARS = 200, 1_000_000
-MOST_COLUMNS = 12
-
-
-@dataclass(frozen=True)
-class ShownValue:
-    """A value in short.
-
-    Attributes:
-        path: Where it is in the step; see `arrays_of`.
-        text: The value in one line.
-        is_image: An image of it can be shown.
-    """
-
-    path: str
-    text: str
-    is_image: bool = False
+# Keys of a dict that are columns of their own.
+MOST_KEYS = 12
 
 
 @dataclass
@@ -882,15 +870,34 @@ class StepsPage:
         steps: The steps that fit.
         matches: Turns among them that contain the searched text.
         is_conversation: Any of them says something.
-        columns: Paths of values, for a table of steps that say nothing.
+        columns: The values, for a table of steps that say nothing.
         is_cut: Steps that were read do not fit.
+        n_more_columns: Number of values that have no column.
+        final: The observation after the last step, without a row; None: it is not on this page.
     """
 
     steps: list[StepView]
     matches: list[Turn]
     is_conversation: bool
-    columns: list[str]
+    columns: list[ValueColumn]
     is_cut: bool
+    n_more_columns: int = 0
+    final: StepView | None = None
+
+    @property
+    def column_of(self) -> dict[str, ValueColumn]:
+        """The columns by their paths."""
+        return {column.path: column for column in self.columns}
+
+    @property
+    def has_bars(self) -> bool:
+        """Any value has bars."""
+        return any(value.has_bars for step in self.shown for value in step.values)
+
+    @property
+    def shown(self) -> list[StepView]:
+        """The steps, and the final observation behind them."""
+        return [*self.steps, *([] if self.final is None else [self.final])]
 
     @property
     def numbers(self) -> list[tuple[str, str]]:
@@ -905,10 +912,17 @@ class StepsPage:
             )
         ]
 
+    def numbers_of(self, attribute: str) -> list[float | None]:
+        """Return the reward, value or advantage of each step; None if it has none."""
+        return [
+            None if step.row is None else getattr(step.row.exp_data, attribute)
+            for step in self.steps
+        ]
+
     @property
     def strips(self) -> list[str]:
         """The paths of values that are images."""
-        return [*dict.fromkeys(value.path for step in self.steps for value in step.images)]
+        return [*dict.fromkeys(value.path for step in self.shown for value in step.images)]
 
 
 def steps_page(
@@ -919,6 +933,8 @@ def steps_page(
     before: "DataRow | None" = None,
     first_turn: int = 0,
     images: Sequence[str] = (),
+    final: "FinalObservation | None" = None,
+    spaces: Spaces | None = None,
 ) -> StepsPage:
     """Return the view of a page of steps.
 
@@ -929,6 +945,8 @@ def steps_page(
         before: Step before them, whose conversation they may repeat.
         first_turn: Number of the first turn to show of the first step.
         images: Typed fields that are images and were not read.
+        final: The observation after the last step of the page, which is that of the rollout.
+        spaces: The spaces of the buffer.
     """
     transcript = Transcript(sought)
     if before is not None:
@@ -954,13 +972,28 @@ def steps_page(
         chars -= sum(map(_n_chars, shown))
         views.append(view)
     matched = {id(turn) for view in views for turn in with_results(view.turns)}
+    is_whole = not is_cut and (not views or views[-1].next_turn is None)
+    last = _final_view(final) if final is not None and is_whole else None
+    shown_views = [*views, *([] if last is None else [last])]
+    columns, n_more = columns_of((v for view in shown_views for v in view.values), spaces)
     return StepsPage(
         views,
         [turn for turn in transcript.matches if id(turn) in matched],
         any(view.turns or view.n_folded for view in views),
-        _columns(views),
+        columns,
         is_cut,
+        n_more,
+        last,
     )
+
+
+def _final_view(final: "FinalObservation") -> StepView:
+    """Return the view of a final observation."""
+    view = StepView(0, -1, None, printable(final.trouble or ""))
+    view.values = [
+        shown_value(pointer(name), value, printable) for name, value in final.values.items()
+    ]
+    return view
 
 
 def _view(step: Any, transcript: Transcript, images: Sequence[str]) -> StepView:
@@ -978,16 +1011,18 @@ def _view(step: Any, transcript: Transcript, images: Sequence[str]) -> StepView:
 def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
     """Return the values of a step that are not turns: numbers one by one, others as a whole."""
     data = row.exp_data
-    values = [_shown(pointer(name), value) for name, value in row.fields.items()]
+    values = [shown_value(pointer(name), value, printable) for name, value in row.fields.items()]
     for name in PAYLOADS:
         value = getattr(data, name)
         is_said = name in ("actions", "messages") or isinstance(value, str)
-        if value is None or (is_conversation and is_said):
+        if value is None or (is_conversation and (is_said or value == {})):
             continue
-        if isinstance(value, dict) and 0 < len(value) <= MOST_COLUMNS:
-            values += [_shown(pointer(name, key), item) for key, item in value.items()]
+        if isinstance(value, dict) and 0 < len(value) <= MOST_KEYS:
+            values += [
+                shown_value(pointer(name, key), item, printable) for key, item in value.items()
+            ]
         else:
-            values.append(_shown(name, value))
+            values.append(shown_value(name, value, printable))
     inside = [
         ShownValue(path, "image", True)
         for path, array in arrays_of(row).items()
@@ -996,21 +1031,8 @@ def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
     return values + inside
 
 
-def _shown(path: str, value: Any) -> ShownValue:
-    has_shape = hasattr(value, "dtype") and hasattr(value, "shape")
-    try:
-        return ShownValue(path, printable(brief(value)), has_shape and is_image(value))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return ShownValue(path, f"<{type(value).__name__}>")
-
-
 def _conversation_values(row: "DataRow") -> tuple[Any, Any, Any]:
     return row.exp_data.messages, row.exp_data.actions, row.exp_data.state
-
-
-def _columns(views: Sequence[StepView]) -> list[str]:
-    paths = dict.fromkeys(value.path for view in views for value in view.values)
-    return [*paths][:MOST_COLUMNS]
 
 
 def with_results(turns: Iterable[Turn]) -> Iterator[Turn]:

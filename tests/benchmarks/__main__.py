@@ -25,6 +25,7 @@ from tests.benchmarks import (
     own_writes,
     priorities,
     prioritized,
+    questions,
     sampling,
     sizes,
     snapshot,
@@ -65,6 +66,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "ding": ding.measure,
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
+    "questions": questions.measure,
     "vectors": vectors.measure,
     "web": web.measure,
 }

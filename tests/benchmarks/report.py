@@ -1,4 +1,6 @@
-"""The table of figures, on the terminal and in docs/contributing/benchmarks.md and .json."""
+"""The table of figures: whole on the terminal and in docs/contributing/benchmarks.json, and short
+in the page next to that file.
+"""
 
 import json
 import re
@@ -115,9 +117,15 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def write_between_markers(path: Path, text: str, first: str = BEGIN, last: str = END) -> None:
-    """Replace the text between the two markers of a document, and write all its tables as JSON."""
-    replace_between_markers(path, text, first, last)
-    write_json(path)
+    """Put the tables of a text into the JSON next to a document, and their short form between two
+    markers of it.
+    """
+    ((name, section),) = sections(f"{first}\n\n{text}\n\n{last}").items()
+    replace_between_markers(path, short(section), first, last)
+    file = path.with_suffix(".json")
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    written = json.dumps({**found, name: section}, indent=1, ensure_ascii=False)
+    file.write_text(f"{written}\n", encoding="utf-8")
 
 
 def replace_between_markers(path: Path, text: str, first: str, last: str) -> None:
@@ -127,13 +135,6 @@ def replace_between_markers(path: Path, text: str, first: str, last: str) -> Non
     if not (begin and end):
         raise ValueError(f"{path} lacks the lines {first} and {last}")
     path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
-
-
-def write_json(path: Path) -> None:
-    """Write the tables of a document to the JSON file of the same name."""
-    found = sections(path.read_text(encoding="utf-8"))
-    text = json.dumps(found, indent=1, ensure_ascii=False)
-    path.with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def sections(text: str) -> dict[str, dict[str, Any]]:
@@ -158,3 +159,64 @@ def _tables(text: str) -> list[list[dict[str, str]]]:
         )
         found.append([dict(zip(head, line, strict=True)) for line in lines])
     return found
+
+
+# Quartiles, and settings behind the name of a database.
+_SPREAD = re.compile(r" \((?:≥ )?[\d.,]+[^()]* to [^()]*\)")
+
+
+def short(section: dict[str, Any]) -> str:
+    """Return a section as the page shows it: a line for each measurement with a target, and without
+    quartiles.
+
+    Figures that miss their target are bold.
+    """
+    facts = "\n".join(f"- {fact}" for fact in section["facts"])
+    tables = [text for table in section["tables"] for text in _short_tables(table)]
+    return "\n\n".join([facts, *tables])
+
+
+def _short_tables(rows: list[dict[str, str]]) -> list[str]:
+    if not rows:
+        return []
+    if tuple(rows[0]) != HEADER:
+        there = [row for row in rows if "not installed" not in row.values()]
+        return [
+            _compact([list(rows[0]), *([_plain(cell) for cell in row.values()] for row in there)])
+        ]
+    rows = [row for row in rows if row["Target"] != "reported"]
+    databases = list(dict.fromkeys(_database(row) for row in rows))
+    of_files = [name for name in databases if name in ("SQLite", "PostgreSQL")]
+    groups = [of_files, *([name] for name in databases if name not in of_files)]
+    return [_by_database(rows, names) for names in groups if names]
+
+
+def _by_database(rows: list[dict[str, str]], databases: list[str]) -> str:
+    lines: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        if _database(row) in databases:
+            lines.setdefault(row["Measurement"], {})[_database(row)] = row
+    table = [["Measurement", "Target", *databases]]
+    for what, of in lines.items():
+        targets = dict.fromkeys(row["Target"] for row in of.values())
+        cells = [_figure(of[name]) if name in of else "" for name in databases]
+        table.append([what, " or ".join(targets), *cells])
+    return _compact(table)
+
+
+def _database(row: dict[str, str]) -> str:
+    return row["Database"].partition(",")[0]
+
+
+def _figure(row: dict[str, str]) -> str:
+    value = _plain(row["Measured"])
+    return f"**{value}**" if row["Met"] == "**no**" else value
+
+
+def _plain(cell: str) -> str:
+    return _SPREAD.sub("", cell)
+
+
+def _compact(lines: list[list[str]]) -> str:
+    head, *body = ("| " + " | ".join(cells) + " |" for cells in lines)
+    return "\n".join([head, "| " + " | ".join(["---"] * len(lines[0])) + " |", *body])

@@ -204,7 +204,7 @@ def test_a_wrong_value_is_refused_by_name(settings, message):
         ({"fields": [1]}, "fields is a dict"),
         ({"fields": {"a": "f4"}, "observation_fields": ["b"]}, "'b' is not declared"),
         ({"fields": {"a": "f4"}, "meta_fields": {"a": "f4"}}, "is declared in fields and in"),
-        ({"meta_fields": {"casting": "f4"}}, "store_episode uses this name"),
+        ({"meta_fields": {"casting": "f4"}}, "the name is reserved"),
     ],
 )
 def test_a_malformed_field_is_refused_by_name(settings, message):

@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from typer.main import get_command
@@ -15,19 +16,17 @@ from tests.support.markdown import ROOT
 PAGE = "docs/reference/cli.md"
 INTRO = """# Command line
 
-`sqlbuffer COMMAND --help` prints the same. `python -m tests.docs.cli_page` writes this page.
+`sqlbuffer COMMAND --help` prints the same.
 
 A URL is `sqlite:///FILE`, the path of a SQLite file, or `postgresql://USER@HOST/DATABASE`. A
 command without a URL uses `SQLBUFFER_URL`, or `sqlite:///sqlbuffer.db` if that is not set.
 
-- `sqlbuffer --version` prints the version.
-- `sqlbuffer --install-completion` sets up completion in your shell.
-- `sqlbuffer --show-completion` prints the completion, for you to copy.
+`sqlbuffer --version` prints the version. `--install-completion` sets up completion in your shell.
 """
 EXIT_INTRO = """## Exit codes
 
-Errors are one line on standard error. The next line names the command that prints their entry in
-[Errors](errors.md), such as `sqlbuffer errors URLError`.
+Errors are one line on standard error. The next line names the command that prints their
+[entry](errors.md).
 """
 MEANINGS = {
     0: "The command succeeded.",
@@ -39,13 +38,23 @@ MEANINGS = {
     INTERRUPTED: "Ctrl-C ended the command.",
     PIPE_CLOSED: "The reader of the output, such as `head`, has left.",
 }
+# Commands that have an option alike for it to be explained once.
+SHARED_BY = 2
 KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
 def page() -> str:
     """Return the page."""
-    parts = [INTRO, *map(_section, commands()), EXIT_INTRO, "\n".join(_exit_codes()) + "\n"]
-    return "\n".join(parts)
+    shared = _shared()
+    sections = [_section(command, shared) for command in commands()]
+    common = "\n".join(["## Shared options", "", *map(_line, shared), ""])
+    return "\n".join([INTRO, common, *sections, EXIT_INTRO, "\n".join(_exit_codes()) + "\n"])
+
+
+def _shared() -> list[tuple[str, str, str]]:
+    """Return the arguments and options that several commands have alike."""
+    counts = Counter(_row(own) for _, command in commands() for own in command.params)
+    return [row for row, n in counts.items() if n >= SHARED_BY]
 
 
 def commands() -> list[tuple[str, Any]]:
@@ -62,17 +71,27 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _commands(f"{name} {word}", own)
 
 
-def _section(entry: tuple[str, Any]) -> str:
+def _section(entry: tuple[str, Any], shared: Collection[tuple[str, str, str]]) -> str:
     name, command = entry
     text = inspect.cleandoc(command.help)
-    lines = [f"## {name}", "", _marked(text), "", "```text", _usage(name), "```", ""]
+    lines, usage = [f"## {name}", "", _marked(text), ""], _usage(name)
+    if usage not in (f"{name} [OPTIONS]", f"{name} [OPTIONS] [URL]"):
+        lines += [f"Usage: `{usage}`", ""]
     rows = [_row(own) for own in command.params]
-    if rows:
-        lines += [*_grid(("argument or option", "default", "what"), rows), ""]
+    if own := [_line(row) for row in rows if row not in shared]:
+        lines += [*own, ""]
+    common = [row[0].split(" ")[0].rstrip(",") for row in rows if row in shared]
+    if common := [option for option in common if option.startswith("`-")]:
+        lines += [f"Shared: {', '.join(common)}.", ""]
     examples = [line.strip() for line in (command.epilog or "").splitlines()[2:]]
     if examples:
         lines += ["```console", *(f"$ {line}" for line in examples), "```", ""]
     return "\n".join(lines)
+
+
+def _line(row: tuple[str, str, str]) -> str:
+    name, default, what = row
+    return f"- {name}{f' ({default})' if default else ''}: {what}"
 
 
 def _usage(name: str) -> str:
@@ -104,7 +123,7 @@ def _metavar(parameter: Any) -> str:
 
 def _default(parameter: Any) -> str:
     default = parameter.default
-    is_shown = isinstance(default, str | float) or (
+    is_shown = (isinstance(default, str | float) and default != "") or (
         isinstance(default, int) and not isinstance(default, bool)
     )
     return f"`{default}`" if is_shown else ""

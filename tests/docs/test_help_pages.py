@@ -105,7 +105,7 @@ def test_what_goes_wrong_first_is_on_the_page(tmp_path, make_database_url):
 
 
 def test_terms_are_sorted():
-    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", text_of("docs/glossary.md"), re.MULTILINE)
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", text_of("docs/glossary.md"), re.MULTILINE)
     assert len(terms) >= 35
     assert terms == sorted(terms)
 

@@ -98,7 +98,7 @@ def test_built_in_fields_are_not_declared(name):
     "name", ["mask", "info", "seq", "obs_lens", "_hidden", "state", "step", "values", "id"]
 )
 def test_names_that_a_batch_uses_itself_are_refused(name):
-    with pytest.raises(FieldError, match="buffers and batches use this name"):
+    with pytest.raises(FieldError, match="the name is reserved"):
         FieldSpec.parse(name, "float32")
 
 
@@ -335,5 +335,5 @@ def test_an_integer_that_the_databases_do_not_have_is_no_column():
 
 @pytest.mark.parametrize("name", ["self", "has_final"])
 def test_names_that_calls_and_batches_use_are_refused(name):
-    with pytest.raises(FieldError, match="buffers and batches use this name"):
+    with pytest.raises(FieldError, match="the name is reserved"):
         parse_specs({name: "int32"})

@@ -1,5 +1,6 @@
 """The benchmarks measure what they say; tests/nightly runs all of them at a tiny size."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,17 @@ from tests.benchmarks.arrays import FIELDS, steps
 from tests.benchmarks.chunk_driver import again, bare_chunks
 from tests.benchmarks.driver import bare
 from tests.benchmarks.measure import Ratio, ratio_of
-from tests.benchmarks.report import BEGIN, END, HEADER, Figure, table, write_between_markers
+from tests.benchmarks.report import (
+    BEGIN,
+    END,
+    HEADER,
+    Figure,
+    aligned,
+    sections,
+    short,
+    table,
+    write_between_markers,
+)
 from tests.benchmarks.rows import RowMaker
 
 BOTH = {"SQLite", "PostgreSQL"}
@@ -116,6 +127,10 @@ LINES = {
     "first byte of the slowest page over 200 ms, {}": BOTH,
     "last byte of a conversation of 2 MB over 1 s": BOTH,
     "2 writers next to 5 clients of the page vs alone": BOTH,
+    "SQL that reads summaries: the slowest question over 1 s, rows, {}": BOTH,
+    "SQL that reads summaries: the slowest question over 1 s, typed steps, {}": BOTH,
+    "SQL that reads every step: the slowest question over 10 s, rows, {}": BOTH,
+    "SQL that reads every step: the slowest question over 10 s, typed steps, {}": BOTH,
 }
 
 # Lines that a run on a machine with a browser has.
@@ -153,10 +168,32 @@ def assert_complete(
 
 
 def test_the_documented_figures_are_those_of_a_full_run():
-    text = command.DOCUMENT.read_text(encoding="utf-8")
-    figures = text.partition(BEGIN)[2].partition(END)[0]
+    stored = json.loads(command.DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
+    (lines,) = stored["figures"]["tables"]
+    figures = aligned([HEADER, *([*line.values()] for line in lines)])
     assert_complete(figures, "1,000,000 rows", {"yes", "**no**"})
-    assert "reduced" not in figures
+    assert "reduced" not in "".join(stored["figures"]["facts"])
+
+
+def test_the_page_has_a_line_for_each_target_and_marks_those_that_are_missed():
+    figures = [
+        Figure("inserts", "SQLite, synchronous=NORMAL", "5 ms", Ratio(0.4, 0.3, 0.45), 0.5),
+        Figure("inserts", "PostgreSQL, synchronous_commit=on", "4 ms", Ratio(0.8, 0.7, 0.9), 0.4),
+        Figure("draws", "SQLite, synchronous=NORMAL", "32: 2.0 ms; 64: 3 ms (2 ms to 4 ms)"),
+        Figure("pushes", "memory, private", "1 ms", Ratio(3.0, 3.0, 3.0), 2.0, at_most=True),
+    ]
+    (section,) = sections(f"{BEGIN}\n- Machine: two cores.\n\n{table(figures)}\n{END}").values()
+    assert short(section).splitlines() == [
+        "- Machine: two cores.",
+        "",
+        "| Measurement | Target | SQLite | PostgreSQL |",
+        "| --- | --- | --- | --- |",
+        "| inserts | ≥ 0.5 or ≥ 0.4 | **0.40** | 0.80 |",
+        "",
+        "| Measurement | Target | memory |",
+        "| --- | --- | --- |",
+        "| pushes | ≤ 2 | **3.00** |",
+    ]
 
 
 def test_the_bare_driver_writes_what_the_library_writes(buffer_url):
@@ -222,5 +259,5 @@ def test_a_document_without_markers_is_left_alone(tmp_path: Path):
     document = tmp_path / "benchmarks.md"
     document.write_text(f"# Title\n\n{END}\n")
     with pytest.raises(ValueError, match="begin figures"):
-        write_between_markers(document, table([]))
+        write_between_markers(document, table([Figure("draws", "SQLite", "1 ms")]))
     assert document.read_text() == f"# Title\n\n{END}\n"

@@ -415,7 +415,7 @@ def without(*names: str) -> Arrays:
         ({**flat_arrays(), "dones": np.zeros(60)}, "say what it is with columns="),
         ({**flat_arrays(), "obs": np.zeros(60)}, "are both 'obs'"),
         ({**flat_arrays(), "a b": np.zeros(60)}, "name its field with columns="),
-        ({**flat_arrays(), "task_id": np.zeros(60)}, "buffers and batches use this name"),
+        ({**flat_arrays(), "task_id": np.zeros(60)}, "the name is reserved"),
         ({**flat_arrays(), "images": [[1], [1, 2]]}, "cannot be made an array of numpy"),
         ({**flat_arrays(), 3: np.zeros(60)}, "the name of an array is text, got 3"),
         ({**flat_arrays(), "images": np.ma.masked_array(np.zeros(60))}, "would lose its mask"),

@@ -36,7 +36,8 @@ from tests.support.views import shown
 
 WAYS = [(here, there) for here in KINDS for there in KINDS]
 # What of a label or a use is folded into the step is not in these.
-VIEWS = ("v_experiences", "v_tasks", "v_agents", "v_groups", "v_fields", "v_sessions")
+# v_groups knows rollouts whose steps have left.
+VIEWS = ("v_experiences", "v_tasks", "v_agents", "v_fields", "v_sessions")
 Make = Callable[..., ReplayBuffer]
 
 

@@ -1,9 +1,11 @@
 """The benchmarks run end to end on both databases."""
 
+import json
+
 import pytest
 
 from tests.benchmarks import __main__ as command
-from tests.benchmarks.report import BEGIN, END
+from tests.benchmarks.report import BEGIN, END, sections, short
 from tests.integrations.test_benchmarks import EVERY, assert_complete
 
 
@@ -22,7 +24,9 @@ def test_a_tiny_run_on_sqlite_prints_every_line(capsys, tmp_path):
     assert_complete(printed, "1,000 rows", {""}, EVERY - {"PostgreSQL"})
     assert "**A reduced run**" in printed
     written = document.read_text()
-    assert printed.strip() in written
+    (section,) = sections(f"{BEGIN}\n{printed}\n{END}").values()
+    assert json.loads(document.with_suffix(".json").read_text()) == {"figures": section}
+    assert short(section) in written
     assert "earlier" not in written
     assert written.startswith("# Before\n")
     assert written.endswith("\nAfter.\n")

@@ -59,8 +59,9 @@ class Visit:
         return [link.partition("#")[0] for link in own]
 
     def cells(self, selector: str = "table") -> list[list[str]]:
-        """Return the texts of the rows of a table's body."""
-        script = "all => all.map(r => [...r.children].map(c => c.innerText.trim()))"
+        """Return the texts of the rows of a table's body, with whole ids."""
+        text = "c => (c.querySelector('[data-whole]')?.title ?? c.innerText).trim()"
+        script = f"all => all.map(r => [...r.children].map({text}))"
         found: list[list[str]] = self.page.eval_on_selector_all(f"{selector} tbody tr", script)
         return found
 

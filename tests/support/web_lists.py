@@ -15,7 +15,8 @@ def address(path, **query):
 
 
 def rows_of(text):
-    """Return the cells of a page's table."""
+    """Return the cells of a page's table, with whole ids."""
+    text = re.sub(r'title="([^"]*)" data-whole>[^<]*<', r">\1<", text)
     found = re.findall(r"<tr data-row>.*?</tr>", text, re.DOTALL)
     return [
         [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
@@ -40,7 +41,7 @@ def all_rows(client, path):
 
 def lines_of(text):
     """Return the lines of a page that find the same elsewhere."""
-    section = text.partition("The same in a shell or in Python</h2>")[2]
+    section = text.partition("The same in a shell or in Python</p>")[2].partition("</details>")[0]
     return [
         html.unescape(line) for line in re.findall(r"<pre[^>]*><code>(.*?)</code>", section, re.S)
     ]

@@ -9,9 +9,12 @@ NO_PAGES = (".csv", ".png", "/text", "/value")
 # Orders with and without an index, filters, and the views of an episode, of a buffer.
 _VIEWS = (
     "/buffer?buffer={0}&last=1h",
+    *("/figures?buffer={0}&" + query for query in (
+        "x=step&by=agent", "x=episode&by=session", "x=version&by=version", "with=rows&with=arrays",
+    )),
     *("/episodes?buffer={0}&" + query for query in (
         "sort=best", "sort=longest", "sort=spread", "sort=agent", "sort=ended%20descending",
-        "status=open", "agent=default", "least=0", "condition=step%3D1",
+        "sort=task", "q=status%3Dopen", "q=agent%3Ddefault", "q=reward%3E%3D0", "q=step%3D1", "q=a",
     )),
     "/groups?buffer={0}&sort=task", "/search?buffer={0}&q=a",
     "{1}", "{1}?view=curves", "{1}?view=draws",

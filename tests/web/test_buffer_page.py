@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.cli import app as command
+from tests.support import web_lists
 from tests.support.sql import run as run_sql
 from tests.web.conftest import HOSTILE
 
@@ -41,16 +42,19 @@ def fill(url, name, *, typed):
 
 
 def curves_of(page):
-    """Return the curves of a page by title: their times and lines."""
-    found = {}
-    for title, body in re.findall(r'<h2 id="title-\w+">(.*?)</h2>(.*?)</article>', page, re.DOTALL):
-        data = re.search(r'<script type="application/json">(.*?)</script>', body, re.DOTALL)
-        found[title] = json.loads(data[1]) if data else None
-    return found
+    """Return the curves of a page by title: their axes and lines."""
+    return {
+        title: json.loads(data)
+        for title, data in re.findall(
+            r'<h2 id="title-\w+">(.*?)</h2>.*?<script type="application/json">(.*?)</script>',
+            page,
+            re.DOTALL,
+        )
+    }
 
 
 def lines_of(curve):
-    return {each["label"]: each["values"] for each in curve["series"]}
+    return {line["name"]: line["values"] for line in curve["lines"]}
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
@@ -60,18 +64,18 @@ def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of,
     assert response.status_code == 200
     page, curves = response.text, curves_of(response.text)
     returns = lines_of(curves["Returns"])
-    assert returns["each"] == [N_STEPS * n for n in range(N_EPISODES)]
-    assert returns["mean of 2"][-1] == N_STEPS * (N_EPISODES - 1.5)
-    assert lines_of(curves["Lengths of episodes"])["each"] == [N_STEPS] * N_EPISODES
-    assert curves["Returns"]["x"] == sorted(curves["Returns"]["x"])
+    assert returns["train"] == [N_STEPS * n for n in range(N_EPISODES)]
+    assert lines_of(curves["Lengths of episodes"])["train"] == [N_STEPS] * N_EPISODES
+    (line,) = curves["Returns"]["lines"]
+    assert line["x"] == sorted(line["x"])
     assert set(lines_of(curves["Steps per second"])) == {"in", "≈ out"}
-    stale = lines_of(curves["Staleness of sampled steps"])["each"]
+    stale = lines_of(curves["Staleness of sampled steps"])["train"]
     assert all(3 <= value <= 5 for value in stale)
     assert stale
     assert f"All {N_EPISODES} episodes that have ended." in page
     assert all(f"<h2>{title}" in page for title in ("Priorities", "Reuse", "Age in seconds"))
-    assert page.count('<svg class="bars"') == 5
-    assert "uses are counted in buffers with max_use" not in page
+    assert page.count('<svg class="bars') == 5
+    assert "Uses are counted in buffers with max_use" not in page
 
 
 def date(url, name, typed, writes, draws, reported_s):
@@ -133,9 +137,17 @@ def test_draws_before_the_oldest_step_left_have_no_ratio(schema_url, client_of, 
 def test_an_empty_buffer_says_of_each_figure_what_is_missing(schema_url, client_of):
     ReplayBuffer(schema_url, name="empty").close()
     page = client_of(schema_url).get("/buffer?buffer=empty").text
-    assert set(curves_of(page).values()) == {None}
-    assert page.count("Nothing to show") == 10
+    assert curves_of(page) == {}
     assert "<svg" not in page
+    (line,) = re.findall(r"<summary>No data for (.*?)</summary>", page)
+    titles = line.split(", ")
+    assert titles[:2] == ["Returns", "Lengths of episodes"]
+    reasons = re.findall(
+        r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.split("No data for")[1].split("</dl>")[0]
+    )
+    assert [title for title, _ in reasons] == titles
+    assert len(titles) == 10
+    assert all(reason for _, reason in reasons)
 
 
 def test_odd_returns_are_drawn_as_far_as_they_are_numbers(schema_url, client_of):
@@ -145,7 +157,7 @@ def test_odd_returns_are_drawn_as_far_as_they_are_numbers(schema_url, client_of)
                 episode.append(state=1, reward=reward)
     response = client_of(schema_url).get("/buffer?buffer=odd")
     assert response.status_code == 200
-    assert lines_of(curves_of(response.text)["Returns"])["each"] == [1e200, -1e200, 2.0]
+    assert lines_of(curves_of(response.text)["Returns"])["odd"] == [1e200, -1e200, 2.0]
     assert "NaN" not in response.text
 
 
@@ -177,8 +189,8 @@ def test_a_part_of_the_history_has_its_episodes_alone(schema_url, client_of):
     client = client_of(schema_url)
 
     def returns(query):
-        curve = curves_of(client.get(f"/buffer?buffer=train&{query}").text)["Returns"]
-        return [] if curve is None else lines_of(curve)["each"]
+        curve = curves_of(client.get(f"/buffer?buffer=train&{query}").text).get("Returns")
+        return [] if curve is None else lines_of(curve)["train"]
 
     assert returns("last=1h") == [N_STEPS * n for n in range(5, N_EPISODES)]
     assert returns("until=1600000000") == [N_STEPS * n for n in range(5)]
@@ -194,13 +206,9 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, ty
     printed = defaultdict(list)
     for path in paths:
         page = client.get(path).text
-        lines = re.findall(
-            r"<pre[^>]*><code>(.*?)</code></pre>",
-            page.split("The same in a shell or in Python")[1],
-            re.DOTALL,
-        )
+        lines = web_lists.lines_of(page)
         assert lines
-        for line in map(html.unescape, lines):
+        for line in lines:
             if not line.startswith("sqlbuffer "):
                 names = {}
                 exec(line, names)
@@ -218,13 +226,13 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, ty
     episodes, written, sampled, staleness, priorities = tables
     curves = curves_of(client.get(paths[1]).text)
     returns = sorted(float(each["episode_return"]) for each in episodes)
-    assert returns == sorted(lines_of(curves["Returns"])["each"])
+    assert returns == sorted(*lines_of(curves["Returns"]).values())
     assert sum(int(each["written"]) for each in written) == N_EPISODES * N_STEPS
     assert sum(int(each["sampled"]) for each in sampled) == 3 * 8
     found = {f"{float(each['staleness']):.6g}" for each in staleness}
     assert len(staleness) == 3
     # Of batches at about the same time, the curve has one.
-    shown = lines_of(curves["Staleness of sampled steps"])["each"]
+    (shown,) = lines_of(curves["Staleness of sampled steps"]).values()
     assert {f"{value:.6g}" for value in shown} <= found
     assert len(priorities) == N_EPISODES * N_STEPS
 
@@ -239,8 +247,155 @@ def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client
             buffer.extend({**values, "reward": np.full(3, float(number))}, **keys)
     page = client_of(schema_url).get("/buffer?buffer=open").text
     assert "The newest 6 rollouts that are stored" in page
-    assert sorted(lines_of(curves_of(page)["Returns"])["each"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
-    assert set(lines_of(curves_of(page)["Lengths of episodes"])["each"]) == {3.0}
+    assert sorted(lines_of(curves_of(page)["Returns"])["open"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    assert set(lines_of(curves_of(page)["Lengths of episodes"])["open"]) == {3.0}
     ReplayBuffer(schema_url, name="empty").close()
     page = client_of(schema_url).get("/buffer?buffer=empty").text
-    assert "no rollout has ended" in page
+    assert "No rollout has ended" in page
+
+
+def test_an_axis_of_versions_without_versions_is_explained(schema_url, client_of):
+    with ReplayBuffer(schema_url, name="train") as buffer:
+        buffer.store_episode({"state": [{}, {}], "reward": np.ones(2)}, task_id="t")
+    page = client_of(schema_url).get("/figures?buffer=train&x=version").text
+    assert curves_of(page) == {}
+    reasons = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.split("No data for")[1]))
+    for title in ("Returns", "Lengths of episodes", "Steps per second"):
+        assert reasons[title] == "No episode here has a model version."
+
+
+AGENTS = ("actor-1", "actor-2", None)
+
+
+def fill_runs(url, name, *, typed, offset=0.0):
+    """Store 9 episodes of 2 steps by three agents, in two sessions and three versions."""
+    fields = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(url, name=name, create=True, **fields) as buffer:
+        for session in ("session 0", "session 5"):
+            buffer.start_session(session)
+        for number in range(9):
+            values = {"obs": np.zeros((2, 2))} if typed else {"state": [{}, {}]}
+            agent = AGENTS[number % 3]
+            buffer.store_episode(
+                {**values, "reward": np.array([0.0, number + offset])},
+                task_id=f"t{number}", model_version=number // 3,
+                session_id=f"session {5 * (number // 5)}",
+                **({"agent_id": agent} if agent else {}),
+            )  # fmt: skip
+
+
+def stored_episodes(url, name):
+    """Return what SQL says of the episodes of a buffer, in order."""
+    return run_sql(
+        url,
+        "SELECT e.episode_return, e.last_seq, e.model_version, e.agent_id, s.session_id "
+        "FROM v_episodes e JOIN v_experiences s ON s.buffer = e.buffer AND s.seq = e.last_seq "
+        f"WHERE e.buffer = '{name}' ORDER BY e.last_seq",
+    )
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_a_curve_is_drawn_by_step_episode_or_version(schema_url, client_of, typed):
+    fill_runs(schema_url, "train", typed=typed)
+    client, stored = client_of(schema_url), stored_episodes(schema_url, "train")
+    curves = {
+        axis: curves_of(client.get(f"/figures?buffer=train&x={axis}").text)
+        for axis in ("time", "step", "episode", "version", "none")
+    }
+    lines = {axis: found["Returns"]["lines"][0] for axis, found in curves.items()}
+    assert {curve["axis"] for found in curves.values() for curve in found.values()} == {
+        "time", "step", "episode", "version",
+    }  # fmt: skip
+    assert lines["step"]["x"] == [seq for _, seq, *_ in stored]
+    assert lines["episode"]["x"] == [*range(1, 10)]
+    assert lines["version"]["x"] == [0, 1, 2]
+    assert lines["version"]["values"] == [1, 4, 7]
+    assert lines["time"] == lines["none"]
+    for axis in ("time", "step", "episode"):
+        assert lines[axis]["values"] == [value for value, *_ in stored]
+    (speed,) = {tuple(c["Steps per second"]["lines"][0]["x"]) for c in [curves["step"]]}
+    assert speed[-1] == 18
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_episodes_have_a_line_for_each_agent_session_or_version(schema_url, client_of, typed):
+    fill_runs(schema_url, "train", typed=typed)
+    client, stored = client_of(schema_url), stored_episodes(schema_url, "train")
+    for by, place in (("agent", 3), ("session", 4), ("version", 2)):
+        wanted = defaultdict(list)
+        for row in stored:
+            wanted[str(row[place])].append(row[0])
+        curve = curves_of(client.get(f"/figures?buffer=train&by={by}&x=step").text)["Returns"]
+        found = lines_of(curve)
+        if by == "agent":  # the episodes without one
+            wanted[next(iter(found.keys() - wanted.keys()), "None")] = wanted.pop("None", [])
+            wanted = {name: values for name, values in wanted.items() if values}
+        assert found == wanted
+        assert len({line["colour"] for line in curve["lines"]}) > 1
+
+
+def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, client_of):
+    for name, offset in (("a", 0.0), ("b", 100.0), (HOSTILE, 200.0)):
+        fill_runs(schema_url, name, typed=False, offset=offset)
+    client = client_of(schema_url)
+    others = f"with=b&with={quote(HOSTILE, safe='')}&with=none&with=%00&with=b&with=a"
+    curves = curves_of(client.get(f"/figures?buffer=a&{others}").text)
+    lines = lines_of(curves["Returns"])
+    assert list(lines) == ["a", "b", HOSTILE]
+    assert lines["b"] == [value + 100 for value in lines["a"]]
+    # Runs of different days have their steps in common.
+    assert curves["Returns"]["axis"] == "step"
+    colours = {line["name"]: line["colour"] for line in curves["Returns"]["lines"]}
+    for name, colour in colours.items():
+        page = client.get(f"/buffer?buffer={quote(name, safe='')}").text
+        assert curves_of(page)["Returns"]["lines"][0]["colour"] == colour
+        assert f'swatch c-{colour}"></span>' in page
+    assert set(lines_of(curves["Steps per second"])) >= {"a in", "b in"}
+
+
+def test_the_facts_of_a_run_are_in_its_head(schema_url, client_of):
+    fill_runs(schema_url, "train", typed=True)
+    with ReplayBuffer(schema_url, "train") as buffer:
+        buffer.set_model_version(2)
+    page = html.unescape(client_of(schema_url).get("/figures?buffer=train").text)
+    facts = re.sub(r"<[^>]+>", " ", page.split('class="about"')[1].split("</details>")[0])
+    facts = " ".join(facts.split())
+    assert "Fields 1" in facts
+    assert "obs float32 2" in facts
+    assert "model versions 0 to 2" in facts
+    assert "sessions 2" in facts
+    assert "session 5 version 2 current" in facts
+    assert "session 0" in facts
+    assert "stopped without ending" not in page
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_collectors_that_stopped_without_ending_are_listed(schema_url, client_of, typed):
+    table = "chunks" if typed else "experiences"
+    values = {"obs": np.zeros((1, 2))} if typed else {"state": [{}]}
+    fields = {"fields": FIELDS} if typed else {}
+    with ReplayBuffer(schema_url, "train", **fields) as buffer:
+        for name in ("dead", "busy", "abandoned"):
+            keys = {"task_id": "t", "episode_id": f"of {name}", "agent_id": HOSTILE + name}
+            buffer.extend({**values, "reward": [1.0]}, **keys)
+        buffer.store_episode({**values, "reward": [1.0]}, task_id="t", episode_id="ended")
+    client = client_of(schema_url)
+    assert "without ending" not in client.get("/figures?buffer=train").text
+    for name, age_s in (("dead", 1_200), ("abandoned", 7_200)):
+        moment = f"{datetime.fromtimestamp(time.time() - age_s, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+        of = f"(SELECT id FROM episodes WHERE key = 'of {name}')"
+        run_sql(schema_url, f"UPDATE episodes SET started_at = '{moment}' WHERE id = {of}")
+        run_sql(schema_url, f"UPDATE {table} SET inserted_at = '{moment}' WHERE episode_id = {of}")
+    page = client.get("/figures?buffer=train").text
+    assert "2 collectors have stopped without ending" in page
+    body = page.split('class="stopped"')[1].split("</details>")[0]
+    rows = [
+        [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
+        for cells in (re.findall(r"<t[hd].*?</t[hd]>", row) for row in body.split("<tr>")[2:])
+    ]
+    assert rows == [
+        [f"{HOSTILE}abandoned", "of abandoned", "t", "abandoned", "2 h"],
+        [f"{HOSTILE}dead", "of dead", "t", "open", "20 min"],
+    ]
+    link = html.unescape(re.search(r'href="([^"]+)"', body)[1])
+    assert "of abandoned" in client.get(link).text

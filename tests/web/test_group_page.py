@@ -51,7 +51,9 @@ def test_a_group_has_its_prompt_answers_rewards_and_advantages(schema_url, clien
     assert not any(part in prompt for part in ("I count.", "It is"))
     found = by_episode(text)
     expected = group_advantages([1.0, 0.0, 0.5], [0, 0, 0])
-    for key, reward, advantage in zip(("e0", "e2", "e3"), ("1", "0", "0.5"), expected, strict=True):
+    for key, reward, advantage in zip(
+        ("e0", "e2", "e3"), ("1.0", "0.0", "0.5"), expected, strict=True
+    ):
         assert found[key][0] == reward
         assert float(found[key][1]) == pytest.approx(advantage, abs=1e-4)
     assert found["e1"][:2] == ("\u2013", "\u2013")

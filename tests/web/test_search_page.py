@@ -26,7 +26,9 @@ def found(text):
     """Return, for each rollout that a page lists, its name and (place, text, address) of hits."""
     listed = []
     for part in re.findall(r'<article class="step" data-row>(.*?)</article>', text, re.S):
-        name = re.search(r'<a class="number" href="[^"]+">(.*?)</a>', part)[1]
+        name = re.search(
+            r'<a class="number" href="[^"]+">(?:<span class="id">)?(.*?)(?:</span>)?</a>', part
+        )[1]
         hits = re.findall(
             r'<p class="role">(.*?)</p>.*?<a href="([^"]+)">… (.*?) …</a>', part, re.S
         )

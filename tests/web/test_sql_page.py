@@ -62,6 +62,39 @@ def test_shows_what_a_statement_finds_and_the_line_that_finds_it_too(hostile_url
     assert "sqlbuffer sql" in text
 
 
+def test_numbers_are_right_aligned_and_rounded_and_long_texts_are_on_one_line(
+    schema_url, client_of
+):
+    long = "'" + "word " * 600 + "'"
+    statement = (
+        f"SELECT 2.0 / 3 AS third, 12345678901 AS id, NULL AS nil, 'a' AS t, {long} AS long "
+        "UNION ALL SELECT NULL, 7, NULL, 'b', '<b>'"
+    )
+    text = client_of(schema_url).get(asked(statement)).text
+    heads = re.findall(r'<th scope="col"( class="n")?>(\w+)</th>', text)
+    assert {name for is_right, name in heads if is_right} == {"third", "id"}
+    # PostgreSQL has 16 digits of a numeric, SQLite those of a double.
+    (whole, shown) = re.search(
+        r'<td class="n" title="(0\.6{14}\d+)"[^>]*>([^<]*)</td>', text
+    ).groups()
+    assert (shown, float(whole)) == ("0.666667", pytest.approx(2 / 3, abs=1e-15))
+    assert '<td class="n">12345678901</td>' in text
+    assert '<td class="n quiet">NULL</td>' in text
+    (line, rest) = re.search(r"<summary>(word.*?)…</summary><pre>(.*?)</pre>", text).groups()
+    assert (len(line) <= 120, rest.count("word"), "cut; CSV has all" in rest) == (True, 400, True)
+    assert "&lt;b&gt;" in text
+
+
+@pytest.mark.parametrize("values", ["1, 'a'", "'1', 2"])
+def test_a_column_of_numbers_and_texts_is_left_aligned(make_database_url, client_of, values):
+    """SQLite has columns of several types."""
+    url = make_database_url("sqlite", schema=True)
+    first, second = values.split(", ")
+    text = client_of(url).get(asked(f"SELECT {first} AS v UNION ALL SELECT {second}")).text
+    assert '<th scope="col">v</th>' in text
+    assert '<td class="n"' not in text.partition("Answer")[2].partition("</table>")[0]
+
+
 def test_csv_has_the_values_as_they_are(hostile_url, client_of):
     statement = "SELECT task_id, step, extra FROM v_experiences ORDER BY step"
     response = client_of(hostile_url).get(asked(statement, "/sql.csv"))
@@ -82,7 +115,7 @@ def test_long_answers_are_cut_and_say_so(schema_url, client_of):
     assert "answer-cut.csv" in response.headers["content-disposition"]
     assert response.text.count("\n") == 100_001
     wide = "SELECT " + ("hex(zeroblob(100000))" if is_sqlite(schema_url) else "repeat('0', 200000)")
-    assert len(client.get(asked(wide)).text) < 40_000
+    assert len(client.get(asked(wide)).text) < 45_000
 
 
 @pytest.mark.parametrize(

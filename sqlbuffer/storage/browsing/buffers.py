@@ -119,7 +119,7 @@ def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOv
     n_buffers = connection.execute(select(func.count()).select_from(buffers)).scalar_one()
     held = listings.held_rows(connection, list(ids.values()))
     statistics = buffer_stats.look(connection, held, WINDOW_S, in_depth=False)
-    readers, versions = _readers(connection), _versions(connection, list(ids.values()))
+    readers, versions = _readers(connection), version_bounds(connection, list(ids.values()))
     listed = []
     for stats in statistics:
         number = ids[stats.buffer]
@@ -189,7 +189,7 @@ def _writers(connection: Connection, number: int) -> tuple[str, ...]:
     return tuple(sorted(agents))
 
 
-def _versions(
+def version_bounds(
     connection: Connection, ids: Sequence[int]
 ) -> dict[int, tuple[int | None, int | None]]:
     """Return the lowest and the highest model version of steps at both ends of each buffer.

@@ -4,8 +4,8 @@ Times are Unix seconds by the database's clock.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal,
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.browsing.rollouts import in_order
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.chunks.relations import steps_at
 from sqlbuffer.storage.chunks.tables import chunks
@@ -30,12 +30,15 @@ from sqlbuffer.storage.schema.expressions import (
     numbers_in,
     seconds_ago,
     unix_now,
+    unix_time,
 )
 from sqlbuffer.storage.schema.number_keys import has_number
 
 MOST_EPISODES = 10_000
-# If there are more episodes, this number of them is read, at even distances.
+# If there are more episodes, about this number of them is read, spread evenly.
 SAMPLED_EPISODES = 2_000
+_SCATTERED = 2_654_435_761  # of Knuth, TAOCP 6.4: multiples of it are spread evenly
+LOOKED_AT_DISTANCES, EPISODES_OF_A_DISTANCE = 32, 64
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
@@ -43,6 +46,9 @@ _SLACK_S = 1.0
 
 
 Floats = NDArray[np.float64]
+_NONE: Floats = np.empty(0)
+# What the episodes of a buffer can be told apart by.
+KINDS = ("agent", "session", "version")
 
 
 @dataclass(frozen=True)
@@ -66,15 +72,24 @@ class EpisodePoints:
         ended_at: Time when each ended, or when its last step was written.
         returns: Sum of the rewards of each; NaN if it has none.
         lengths: Steps of each.
-        is_sample: The points are a sample of the episodes, at even distances.
+        is_sample: The points are a sample of the episodes, spread evenly.
         has_ends: The points are episodes that have ended.
+        seqs: Number of the last step of each: the steps of the buffer so far. NaN if unknown.
+        places: Number of each among the stored episodes of the buffer, from 1 on. Those of a
+            sample, and of a part of the history, are estimates.
+        versions: Model version of each; NaN if it has none.
+        names: Agent, session or version of each, as asked for; None if it has none.
     """
 
     ended_at: Floats
     returns: Floats
     lengths: Floats
-    is_sample: bool
+    is_sample: bool = False
     has_ends: bool = True
+    seqs: Floats = field(default_factory=lambda: _NONE)
+    places: Floats = field(default_factory=lambda: _NONE)
+    versions: Floats = field(default_factory=lambda: _NONE)
+    names: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +154,17 @@ def buffer_number(connection: Connection, name: str) -> int | None:
     return None if number is None else int(number)
 
 
-def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
-    """Return the ended episodes of a buffer in a part of its history, or a sample of them."""
+def episode_points(
+    connection: Connection, buffer_id: int, span: TimeSpan, by: str | None = None
+) -> EpisodePoints:
+    """Return the ended episodes of a buffer in a part of its history, or a sample of them.
+
+    Args:
+        connection: A snapshot.
+        buffer_id: The buffer.
+        span: Part of the history.
+        by: One of `KINDS`, for the names of the points; None: without names.
+    """
     episode = episodes.c
     low, high = connection.execute(
         select(
@@ -157,43 +181,131 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         )
     ).one()
     if low is None:
-        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+        return EpisodePoints(_NONE, _NONE, _NONE)
     now = now_of(connection)
     first, last = _between(
         span, low, high, lambda numbers: _started_at(connection, buffer_id, numbers, now)
     )
     is_in_span = (episode.buffer_id == buffer_id, episode.id >= first, episode.id <= last)
+    # The session of an episode is that of its last step, which is looked up.
+    most = SAMPLED_EPISODES if by == "session" else MOST_EPISODES
     query = select(
-        age_s(func.coalesce(episode.ended_at, episode.started_at)),
+        unix_time(func.coalesce(episode.ended_at, episode.started_at)),
         episode["return"],
         episode.length,
+        episode.last_seq,
+        episode.id,
+        episode.model_version,
+        *([episode.agent_id] if by == "agent" else []),
     ).where(episode.status != "open", episode.length.is_not(None))
     further = (
-        select(episode.id)
-        .where(*is_in_span)
-        .order_by(episode.id.desc())
-        .limit(1)
-        .offset(MOST_EPISODES)
+        select(episode.id).where(*is_in_span).order_by(episode.id.desc()).limit(1).offset(most)
     )
     with in_order(connection):
         is_sample = connection.execute(further).scalar_one_or_none() is not None
     if is_sample:
-        ids = _evenly_spaced_ids(connection, buffer_id, first, last)
+        ids = _spread_ids(connection, buffer_id, first, last)
         query = query.where(is_number_of(episode.id, bindparam("ids", ids, SeqList())))
     else:
         query = query.where(*is_in_span)
-    points = connection.execute(query).all()
+    found = connection.execute(query).all()
     table = np.array(
-        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in points],
+        [[np.nan if value is None else value for value in row[:6]] for row in found],
         np.float64,
-    ).reshape(-1, 3)
-    ended_at, returns, lengths = table[np.argsort(table[:, 0], kind="stable")].T
-    return EpisodePoints(ended_at, returns, lengths, is_sample)
+    ).reshape(-1, 6)
+    order = np.argsort(table[:, 0], kind="stable")
+    ended_at, returns, lengths, seqs, ids_found, versions = table[order].T
+    points = EpisodePoints(
+        ended_at, returns, lengths, is_sample, seqs=seqs, versions=versions,
+        places=_places(connection, buffer_id, (low, high), ids_found, is_sample),
+        names=[found[place][-1] for place in order] if by == "agent" else (),
+    )  # fmt: skip
+    return _named(connection, buffer_id, points, by)
 
 
-def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+def _places(
+    connection: Connection, buffer_id: int, ends: tuple[int, int], ids: Floats, is_sample: bool
+) -> Floats:
+    """Return the numbers of episodes among those of their buffer.
+
+    Of a part of the history they are estimates, from the distances between ids: counting all
+    episodes would read as many entries of an index.
+    """
+    if not ids.size:
+        return ids
+    low, high = ends
+    own = np.arange(ids.size, dtype=np.float64)
+    if not is_sample and ids.min() <= low:
+        return own + 1
     episode = episodes.c
-    bounds = _table_of(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
+    bounds = np.unique(np.linspace(low, high + 1, LOOKED_AT_DISTANCES + 1).astype(np.int64))
+    starts = _table_of(bounds[:-1])
+    further = (
+        select(episode.id)
+        .where(episode.buffer_id == buffer_id, episode.id >= starts.c.value)
+        .order_by(episode.id)
+        .limit(1)
+        .offset(EPISODES_OF_A_DISTANCE)
+        .scalar_subquery()
+    )
+    with in_order(connection):
+        further_ids = select(further).select_from(starts).order_by(starts.c.place)
+        found = connection.execute(further_ids).scalars().all()
+    distances = np.array(
+        [
+            # Near the end there are not as many: the distances are those before.
+            np.nan if last is None else (last - start) / EPISODES_OF_A_DISTANCE
+            for last, start in zip(found, bounds[:-1].tolist(), strict=True)
+        ]
+    )
+    is_known = np.isfinite(distances)
+    distances[~is_known] = distances[is_known][-1] if is_known.any() else 1.0
+    counts = np.concatenate([[0.0], np.cumsum(np.diff(bounds) / np.maximum(distances, 1.0))])
+    if is_sample:
+        return np.asarray(np.sort(np.interp(ids, bounds, counts)).round() + 1)
+    return own + 1 + round(float(np.interp(ids.min(), bounds, counts)))
+
+
+def _named(
+    connection: Connection, buffer_id: int, points: EpisodePoints, by: str | None
+) -> EpisodePoints:
+    """Return points with names, if they are to have some that are not yet known."""
+    if by == "version":
+        names = [f"{version:.0f}" if np.isfinite(version) else None for version in points.versions]
+        return replace(points, names=names)
+    if by != "session" or not points.seqs.size:
+        return points
+    low = connection.execute(
+        select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
+    ).scalar_one()
+    numbers = np.nan_to_num(points.seqs, nan=0).astype(np.int64)
+    steps = _steps_before(connection, buffer_id, low, numbers)
+    keys: dict[int, str] = dict(
+        connection.execute(
+            select(sessions.c.id, sessions.c.key).where(sessions.c.buffer_id == buffer_id)
+        ).all()
+    )
+    return replace(
+        points,
+        names=[
+            # Not that of an earlier step, if the last one of the episode has left.
+            keys.get(step.session_id or 0) if step is not None and step.seq >= number else None
+            for step, number in zip(steps, numbers, strict=True)
+        ],
+    )
+
+
+def _spread_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+    """Return the ids of one episode in each of up to `SAMPLED_EPISODES` equal parts.
+
+    In a part it is at a place that differs from part to part: agents that take turns would else
+    be missed. Later episodes do not change the sample, until the parts are twice as long.
+    """
+    episode = episodes.c
+    width = 1 << max(0, -(-(last - first + 1) // SAMPLED_EPISODES) - 1).bit_length()
+    parts = np.arange(first // width, last // width + 1, dtype=np.int64)
+    places = parts * width + (parts * _SCATTERED >> 15) % width
+    bounds = _table_of(np.unique(np.clip(np.append(places, last), first, last)))
     nearest = (
         select(episode.id)
         .where(episode.buffer_id == buffer_id, episode.id >= bounds.c.value)
@@ -298,7 +410,19 @@ def written_before(
 def _written_at(connection: Connection, buffer_id: int, low: int, numbers: Numbers) -> Floats:
     """Return when the last step at or before each number was written; -inf if there is none."""
     steps = _steps_before(connection, buffer_id, low, numbers)
-    return np.array([-np.inf if step is None else step[1] for step in steps])
+    return np.array([-np.inf if step is None else step.written_at for step in steps])
+
+
+def step_ages(connection: Connection, buffer_id: int, numbers: Sequence[int]) -> list[float | None]:
+    """Return how many seconds ago each of some steps was written; None for one that has left."""
+    low = connection.execute(
+        select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
+    ).scalar_one()
+    now, steps = now_of(connection), _steps_before(connection, buffer_id, low, numbers)
+    return [
+        None if step is None or step.seq < number else now - step.written_at
+        for step, number in zip(steps, numbers, strict=True)
+    ]
 
 
 def times_of(
@@ -308,17 +432,27 @@ def times_of(
 
     The steps are sorted, and each occurs once.
     """
-    steps = {step for step in _steps_before(connection, buffer_id, low, numbers) if step}
+    steps = {step[:2] for step in _steps_before(connection, buffer_id, low, numbers) if step}
     seqs, times = np.array(sorted(steps), np.float64).reshape(-1, 2).T
     return seqs, times
 
 
+class _FoundStep(NamedTuple):
+    """A step, or a chunk with the number of its last step."""
+
+    seq: int
+    written_at: float
+    agent_id: str
+    session_id: int | None
+    model_version: int | None
+
+
 def _steps_before(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
-) -> list[tuple[int, float] | None]:
-    """Return the number and the time in Unix seconds of the last step at or before each number.
+) -> list[_FoundStep | None]:
+    """Return the last step at or before each number, with its time in Unix seconds.
 
-    For a chunk these are the number and the time of its last step; None if there is no step.
+    For a chunk the number and the time are those of its last step; None if there is no step.
     """
     bounds, row, chunk = _table_of(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= bounds.c.value)
@@ -332,16 +466,18 @@ def _steps_before(
     ordered = nearest.select_from(bounds).order_by(bounds.c.place)
     places = [tuple(pair) for pair in connection.execute(ordered)]
     last_of_chunk = chunk.first_seq + chunk.n_steps - 1
-    steps: list[dict[int, tuple[int, float]]] = []
-    for place, (number, last, written_at) in enumerate(
-        ((row.seq, row.seq, row.inserted_at), (chunk.first_seq, last_of_chunk, chunk.inserted_at))
+    steps: list[dict[int, _FoundStep]] = []
+    for place, (of, number, last) in enumerate(
+        ((row, row.seq, row.seq), (chunk, chunk.first_seq, last_of_chunk))
     ):
         listed = sorted({int(pair[place]) for pair in places if pair[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
-        # In one statement: time passes between two.
-        query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
+        query = select(
+            number, last, unix_time(of.inserted_at),
+            of.agent_id, of.session_id, of.model_version,
+        ).where(is_one)  # fmt: skip
         rows = connection.execute(query) if listed else ()
-        steps.append({first: (int(last), float(at)) for first, last, at in rows})
+        steps.append({first: _FoundStep(*step) for first, *step in rows})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
@@ -360,7 +496,7 @@ def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
         .order_by(history.bucket)
     )
     table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
-    reported = select(func.max(unix_now() - age_s(flow.c.heartbeat_at))).where(
+    reported = select(func.max(unix_time(flow.c.heartbeat_at))).where(
         flow.c.buffer_id == buffer_id, flow.c.n_sampled > 0
     )
     last_at = connection.execute(reported).scalar_one()
@@ -393,12 +529,12 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
     )
     ids = set(connection.execute(select(batch).select_from(ages_ms)).scalars())
     listed = bindparam("ids", sorted(number for number in ids if number is not None), SeqList())
-    query = select(age_s(sample.sampled_at), sample.clock, sample.seqs).where(
+    query = select(unix_time(sample.sampled_at), sample.clock, sample.seqs).where(
         is_number_of(sample.id, listed), sample.clock.is_not(None)
     )
     batches = [
-        (now - float(age), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
-        for age, clock, seqs in connection.execute(query.order_by(sample.id))
+        (float(drawn_at), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
+        for drawn_at, clock, seqs in connection.execute(query.order_by(sample.id))
     ]
     versions = _versions_of(
         connection, buffer_id, sorted({n for *_, seqs in batches for n in seqs})
@@ -438,10 +574,13 @@ def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
 MOST_ROLLOUTS = 2_000
 
 
-def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
+def rollout_points(
+    connection: Connection, buffer_id: int, span: TimeSpan, by: str | None = None
+) -> EpisodePoints:
     """Return the newest rollouts whose last step is held and was written in a part of the history.
 
-    A rollout that several processes write at the same time counts once for each process.
+    A rollout that several processes write at the same time counts once for each process. The
+    arguments are those of `episode_points`.
     """
     rollout = rollout_stats.c
     newest = (
@@ -455,23 +594,29 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
     low = connection.execute(
         select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
     ).scalar_one()
-    held = [
-        (last, np.nan if total is None else total, length)
-        for last, total, length in rollouts
-        if last > low
-    ]
-    table = np.array(held, np.float64).reshape(-1, 3)
-    seqs, times = times_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
-    if not seqs.size:
-        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+    listed = [(last, total, length) for last, total, length in rollouts if last > low]
+    steps = _steps_before(connection, buffer_id, low, [last for last, *_ in listed])
     # The step with that number, or the chunk that holds it.
-    places = np.minimum(np.searchsorted(seqs, table[:, 0]), seqs.size - 1)
-    written_at = times[places]
-    inside = np.ones(len(table), bool)
-    if span.since is not None:
-        inside &= written_at >= span.since
-    if span.until is not None:
-        inside &= written_at <= span.until
-    order = np.flatnonzero(inside)[np.argsort(written_at[inside], kind="stable")]
-    _, returns, lengths = table[order].T
-    return EpisodePoints(written_at[order], returns, lengths, is_sample=False, has_ends=False)
+    held = [
+        (
+            step.written_at,
+            np.nan if total is None else total,
+            length,
+            last,
+            np.nan if step.model_version is None else step.model_version,
+            step,
+        )
+        for (last, total, length), step in zip(listed, steps, strict=True)
+        if step is not None
+        and (span.since is None or step.written_at >= span.since)
+        and (span.until is None or step.written_at <= span.until)
+    ]
+    held.sort(key=lambda point: point[0])
+    table = np.array([point[:-1] for point in held], np.float64).reshape(-1, 5)
+    written_at, returns, lengths, seqs, versions = table.T
+    points = EpisodePoints(
+        written_at, returns, lengths, has_ends=False, seqs=seqs, versions=versions,
+        places=np.arange(1.0, 1 + seqs.size),
+        names=[step.agent_id for *_, step in held] if by == "agent" else (),
+    )  # fmt: skip
+    return _named(connection, buffer_id, points, by)

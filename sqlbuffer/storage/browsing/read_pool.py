@@ -31,6 +31,7 @@ from sqlbuffer.storage.database.urls import Database, shown_url
 
 TIME_LIMIT_S = 5.0
 WAIT_S = 10.0
+MOST_CONNECTIONS = 4
 _FETCH_BYTES = 2**20
 
 
@@ -81,7 +82,7 @@ class ReadPool:
         self,
         url: Database,
         *,
-        size: int = 4,
+        size: int = MOST_CONNECTIONS,
         time_s: float = TIME_LIMIT_S,
         wait_s: float = WAIT_S,
     ) -> None:

@@ -4,11 +4,12 @@ Pages go by two columns, of which the second is unique. Rows without a value in 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -245,15 +246,15 @@ INDEXED_SORTS = {
     "longest": ("length", True),
     "shortest": ("length", False),
     "spread": ("spread", True),
+    "task": ("task_id", False),
+    "task descending": ("task_id", True),
 }
 _OTHER_COLUMNS = {
     "episode": "key",
-    "task": "task_id",
     "agent": "agent_id",
     "status": "status",
     "own reward": "reward",
     "model": "model_version",
-    "began": "started_at",
     "ended": "ended_at",
 }
 SORTS = INDEXED_SORTS | {
@@ -263,45 +264,88 @@ SORTS = INDEXED_SORTS | {
 }
 
 
+# Name of a value of a rollout that filters compare -> its column here.
+FILTERED = {
+    "episode": "key",
+    "task": "task_id",
+    "group": "group_id",
+    "agent": "agent_id",
+    "status": "status",
+    "model": "model_version",
+    "reward": "rollout_reward",
+    "length": "length",
+    "spread": "spread",
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True)
+class RolloutFilter:
+    """A comparison with a value of a rollout; rollouts without the value do not match.
+
+    Attributes:
+        name: One of `FILTERED`.
+        comparison: `=`, `!=`, `<`, `<=`, `>` or `>=`.
+        value: A text or a number, as the column has them.
+    """
+
+    name: str
+    comparison: str
+    value: Any
+
+    @property
+    def column(self) -> str:
+        """Column of the value."""
+        return FILTERED[self.name]
+
+    def on(self, value: Any) -> Any:
+        """Return the comparison of a value or of a column with the filter's value."""
+        return _COMPARISONS[self.comparison](value, self.value)
+
+    def matches(self, value: Any) -> bool:
+        """Return True if a value matches; None and NaN do not."""
+        return value is not None and value == value and bool(self.on(value))
+
+
 @dataclass(frozen=True)
 class RolloutQuery:
     """Filter and order of a page of rollouts.
 
     Attributes:
         sort: One of `SORTS`.
-        task_id: Task of the rollouts.
         group_id: Their group: `group_id` of the episodes, or else their task.
-        episode_id: The user's id of the episode.
-        agent_id: Agent of the rollouts.
-        status: `open`, `complete`, `aborted` or `abandoned`.
-        model_version: Version of the model.
-        least_reward: Smallest reward of a rollout.
-        most_reward: Largest reward of a rollout.
+        filters: Comparisons that all must match.
+        words: Texts that the id of the episode, its task, group or agent must contain, in any case.
         condition: Condition that at least one step must match.
         after: `RolloutPage.after` of the page before, for the same query: numbers and texts, in the
             order of the columns that sort the page.
     """
 
     sort: str = "newest"
-    task_id: str | None = None
     group_id: str | None = None
-    episode_id: str | None = None
-    agent_id: str | None = None
-    status: str | None = None
-    model_version: int | None = None
-    least_reward: float | None = None
-    most_reward: float | None = None
+    filters: tuple[RolloutFilter, ...] = ()
+    words: tuple[str, ...] = ()
     condition: Node | None = None
     after: Sequence[Any] | None = None
 
     @property
     def is_filtered(self) -> bool:
         """The query leaves out some rollouts."""
-        wanted = (
-            self.task_id, self.group_id, self.episode_id, self.agent_id, self.status,
-            self.model_version, self.least_reward, self.most_reward, self.condition,
-        )  # fmt: skip
-        return any(value is not None for value in wanted)
+        return bool(self.filters or self.words) or (
+            self.group_id is not None or self.condition is not None
+        )
+
+    def exact(self, name: str) -> str | None:
+        """Return the one text that a value must be; None if no filter says so."""
+        texts = [f.value for f in self.filters if (f.name, f.comparison) == (name, "=")]
+        return texts[0] if texts else None
 
     @property
     def is_indexed(self) -> bool:
@@ -465,12 +509,15 @@ def _by_column(
 ) -> RolloutPage:
     """Return rollouts in the order of one of their own columns."""
     name, descends = SORTS[query.sort]
-    columns = (_COLUMNS[name], _own.first_seq)
+    # The index of tasks goes on with the numbers of their episodes.
+    tie = "episode_id" if name == "task_id" else "first_seq"
+    columns = (_COLUMNS[name], _own[tie])
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
     if query.group_id is not None:
         keys = keys.where(_own.group_id == query.group_id)
     rows = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
-    after = [rows[limit - 1]._mapping[name], rows[limit - 1].first_seq] if rows[limit:] else None
+    last = rows[limit - 1]._mapping if rows[limit:] else None
+    after = None if last is None else [last[name], last[tie]]
     return RolloutPage(_listed_rollouts(connection, buffer_id, rows[:limit]), after, None)
 
 
@@ -519,6 +566,54 @@ def _best_of_group(
     return connection.execute(ordered(keys, columns, True).limit(limit)).all()
 
 
+def _candidates(
+    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
+) -> list[Any]:
+    """Return the newest rollouts that a query is about, as far as an index finds them."""
+    rollouts = _rollouts(buffer_id).where(_IS_FIRST_PART)
+    group_id = query.exact("group") if query.group_id is None else query.group_id
+    if (key := query.exact("episode")) is not None:
+        return _of_key(connection, buffer_id, key, limit)
+    if (task_id := query.exact("task")) is not None:
+        newest = rollouts.where(_own.task_id == task_id).order_by(_own.episode_id.desc())
+    elif group_id is not None:
+        newest = rollouts.where(_own.group_id == group_id).order_by(_own.first_seq.desc())
+    else:
+        newest = rollouts.order_by(_own.first_seq.desc())
+    return list(connection.execute(newest.limit(limit)).all())
+
+
+def _of_key(connection: Connection, buffer_id: int, key: str, limit: int) -> list[Any]:
+    """Return the rollouts of the episodes with an id of the user."""
+    is_own = (episodes.c.buffer_id == buffer_id) & (episodes.c.key == key)
+    own = connection.execute(select(episodes.c.id, episodes.c.task_id).where(is_own).limit(limit))
+    tasks = dict(own.all())
+    if not tasks:
+        return []
+    # Not a join, nor an order: planners would walk all rollouts.
+    numbers = bindparam(None, list(tasks), SeqList())
+    of_key = _rollouts(buffer_id).where(
+        one_of_keys(_own.task_id, set(tasks.values())), is_number_of(_own.episode_id, numbers)
+    )
+    return sorted(connection.execute(of_key).all(), key=attrgetter("first_seq"), reverse=True)
+
+
+def _named(
+    connection: Connection, buffer_id: int, word: str, limit: int, rows: Sequence[Any]
+) -> list[Any]:
+    """Return the rollouts of the episode, of the task or of the group with an id, but for some."""
+    found = _of_key(connection, buffer_id, word, limit)
+    for name in ("task", "group"):
+        query = RolloutQuery(filters=(RolloutFilter(name, "=", word),))
+        found += _candidates(connection, buffer_id, query, limit)
+    seen = {(row.task_id, row.episode_id) for row in rows}
+    return [
+        row
+        for row in {(r.task_id, r.episode_id): r for r in found}.values()
+        if (row.task_id, row.episode_id) not in seen
+    ]
+
+
 def _among_newest(
     connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
 ) -> RolloutPage:
@@ -527,17 +622,12 @@ def _among_newest(
     They are filtered and sorted here: planners without statistics of a buffer join them badly.
     """
     n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
-    newest = _rollouts(info.id).where(_IS_FIRST_PART)
-    if query.task_id is not None:
-        newest = newest.where(_own.task_id == query.task_id).order_by(_own.episode_id.desc())
-    else:
-        newest = newest.order_by(_own.first_seq.desc())
-    if query.group_id is not None:
-        newest = newest.where(_own.group_id == query.group_id)
-    rows = connection.execute(newest.limit(n_most + 1)).all()
+    rows = _candidates(connection, info.id, query, n_most + 1)
     looked_at = n_most if len(rows) > n_most else None
-    matches = [row for row in rows[:n_most] if _has_reward(row, query)]
-    for check in (_with_names, _with_steps):
+    matches = rows[:n_most]
+    if looked_at is not None and len(query.words) == 1:
+        matches += _named(connection, info.id, query.words[0], n_most, matches)
+    for check in (_with_values, _with_names, _with_words, _with_steps):
         matches = check(connection, info, query, matches)
     name, descends = SORTS[query.sort]
     keys = _keys_of(connection, info.id, name, matches)
@@ -581,30 +671,47 @@ def _rank(key: Sequence[Any], descends: bool) -> tuple[Any, ...]:
     return is_last != descends, isinstance(value, str), 0 if is_last else value, first_seq
 
 
-def _has_reward(row: Any, query: RolloutQuery) -> bool:
-    least, most, value = query.least_reward, query.most_reward, row.rollout_reward
-    if least is None and most is None:
-        return True
-    return (
-        value is not None and (least is None or value >= least) and (most is None or value <= most)
-    )
+def _with_values(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, rows: list[Any]
+) -> list[Any]:
+    """Return the rollouts that match the query's filters of their own values."""
+    for each in query.filters:
+        if each.column in _COLUMNS:
+            rows = [row for row in rows if each.matches(row._mapping[each.column])]
+        elif each.column == "spread":
+            spread = _spreads(connection, info.id, {row.group_id for row in rows})
+            rows = [row for row in rows if each.matches(spread.get(row.group_id))]
+    return rows
 
 
 def _with_names(
     connection: Connection, info: BufferInfo, query: RolloutQuery, rows: list[Any]
 ) -> list[Any]:
-    """Return the rollouts whose episodes match the query's id, agent, status and version."""
-    equal = {
-        "key": query.episode_id,
-        "agent_id": query.agent_id,
-        "status": query.status,
-        "model_version": query.model_version,
-    }
-    conditions = [_NAMES[name] == value for name, value in equal.items() if value is not None]
+    """Return the rollouts that match the query's filters of their episodes."""
+    conditions = [each.on(_NAMES[each.column]) for each in query.filters if each.column in _NAMES]
     if not conditions:
         return rows
     held = set(connection.execute(_select_episodes(rows).where(*conditions)).scalars())
     return [row for row in rows if row.episode_id in held]
+
+
+def _with_words(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, rows: list[Any]
+) -> list[Any]:
+    """Return the rollouts whose ids contain all words of the query."""
+    words = [word.lower() for word in query.words]
+    if not words:
+        return rows
+    names = _select_episodes(rows).add_columns(_NAMES["key"], _NAMES["agent_id"])
+    ids_of = {number: (key, agent) for number, key, agent in connection.execute(names)}
+    matches = []
+    for row in rows:
+        texts = (row.task_id, row.group_id, *ids_of.get(row.episode_id, ()))
+        # No key has this character.
+        ids = "\0".join(filter(None, texts)).lower()
+        if all(word in ids for word in words):
+            matches.append(row)
+    return matches
 
 
 def _with_steps(

@@ -25,6 +25,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.records import Decoder, Record
+from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import PLAIN, SelectedFields
 from sqlbuffer.steps import PAYLOADS, DataRow
 from sqlbuffer.storage.browsing.rollouts import Rollout
@@ -32,6 +33,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.eligibility import quarantine, uses
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
@@ -69,6 +71,41 @@ class KeyPage:
 
     keys: list[StepKey]
     has_more: bool
+
+
+@dataclass(frozen=True)
+class FinalObservation:
+    """The observation after the last step of an episode.
+
+    Attributes:
+        values: Value of each observation field.
+        trouble: Reason why it cannot be rebuilt.
+    """
+
+    values: dict[str, Any]
+    trouble: str | None = None
+
+
+def final_observation(
+    connection: Connection, buffer: OpenBuffer, number: int | None
+) -> FinalObservation | None:
+    """Return the observation after the last step of an episode; None if none is stored.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        number: Number of the episode; None for steps without an episode.
+    """
+    own = (episodes.c.id == number) & (episodes.c.buffer_id == buffer.info.id)
+    stored = connection.execute(select(episodes.c.final_arrays).where(own)).scalar_one_or_none()
+    if stored is None:
+        return None
+    layout = buffer.observation_layout
+    try:
+        arrays = layout.unpack([stored])
+    except FieldError as error:
+        return FinalObservation({}, str(error))
+    return FinalObservation({name: arrays[name][0] for name in layout.specs})
 
 
 def key_page(

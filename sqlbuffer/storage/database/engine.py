@@ -38,7 +38,10 @@ from sqlbuffer.storage.database.urls import (
 
 logger = logging.getLogger("sqlbuffer")
 
+# Connections that a process keeps open to a database, and opens in addition while all are in use.
 POOL_SIZE = 5
+SPARE_CONNECTIONS = {"sqlite": 20, "postgresql": 5}
+CONNECT_TIMEOUT_S = 10
 BUSY_TIMEOUT_S = 30.0
 OTHER_DATABASES = ("duckdb", "mariadb", "mongodb", "mssql", "mysql", "oracle", "redis")
 IDLE_BEFORE_PING_S = 1.0
@@ -238,12 +241,13 @@ def _create(url: URL) -> Engine:
         sizes: dict[str, Any] = (
             {"pool_size": 1, "max_overflow": 0}
             if is_memory(url)
-            else {"pool_size": POOL_SIZE, "max_overflow": 20}
+            else {"pool_size": POOL_SIZE, "max_overflow": SPARE_CONNECTIONS["sqlite"]}
         )
         engine = sqlite_engine(url, **sizes)
         listen_sqlite(engine)
         return engine
-    engine = postgresql_engine(url, pool_size=POOL_SIZE, max_overflow=5)
+    spare = SPARE_CONNECTIONS["postgresql"]
+    engine = postgresql_engine(url, pool_size=POOL_SIZE, max_overflow=spare)
     listen_postgresql(engine)
     return engine
 
@@ -296,7 +300,7 @@ def sqlite_engine(
 def _settings() -> dict[str, Any]:
     """Return the settings of a connection to PostgreSQL, unless the URL changes them."""
     return {
-        "connect_timeout": 10,
+        "connect_timeout": CONNECT_TIMEOUT_S,
         "application_name": f"sqlbuffer {os.getpid()}",
         # A server whose machine is gone is noticed within a minute, not after two hours.
         "keepalives_idle": 30,

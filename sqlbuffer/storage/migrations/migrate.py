@@ -44,7 +44,7 @@ REVISIONS = ("0001",)
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "sqlbuffer_alembic_version"
 _MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
-_LOCK_TIMEOUT_S = 120.0
+LOCK_TIMEOUT_S = 120.0
 _CREATED = re.compile(r"^CREATE (?:TABLE|VIEW) \"?(\w+)", re.MULTILINE)
 _alembic_lock = ForkLock()  # Alembic keeps its context in module globals
 
@@ -132,7 +132,7 @@ def upgrade(url: Database, revision: str = "head") -> None:
 def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
     with (
         translated(resolved),
-        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        writer_lock(lock_path(resolved), LOCK_TIMEOUT_S),
         engine.connect() as connection,
     ):
         if connection.dialect.name == "sqlite":
@@ -181,7 +181,7 @@ def downgrade(url: Database, revision: str) -> None:
     resolved = resolve_url(url)
     with (
         translated(resolved),
-        writer_lock(lock_path(resolved), _LOCK_TIMEOUT_S),
+        writer_lock(lock_path(resolved), LOCK_TIMEOUT_S),
         engine_for(resolved).begin() as connection,
     ):
         _run_alembic(connection, "downgrade", revision)

@@ -436,6 +436,25 @@ def _sqlite_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
     return f"((julianday('now') - julianday({column})) * 86400.0)"
 
 
+class unix_time(FunctionElement[float]):
+    """A TIME column in Unix seconds."""
+
+    inherit_cache = True
+    type = Double()
+
+
+@compiles(unix_time, "postgresql")
+def _pg_unix_time(element: unix_time, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"CAST(extract(epoch FROM {column}) AS double precision)"
+
+
+@compiles(unix_time, "sqlite")
+def _sqlite_unix_time(element: unix_time, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"((julianday({column}) - 2440587.5) * 86400.0)"
+
+
 class unix_now(FunctionElement[float]):
     """The current time in Unix seconds."""
 

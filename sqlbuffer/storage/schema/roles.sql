@@ -33,7 +33,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_checkpoints, v_work, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_evictions, v_windows, retention_bounds, chunk_steps, step_numbers, step_sums, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_batches, v_storage, v_sessions, v_documents, v_checkpoints, v_work, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_evictions, v_windows, retention_bounds, chunk_steps, step_numbers, step_sums, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_ranges_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;

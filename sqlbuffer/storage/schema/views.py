@@ -113,16 +113,17 @@ VIEWS = {
         },
     ),
     "v_groups": View(
-        "One row per group: how the rewards of its rollouts differ. A rollout is an episode, or "
-        "the whole task if its rows name no episode. Its reward is that of the episode itself, or "
-        "else the sum of its steps' rewards.",
+        "One row per group: how the rewards of its rollouts differ. Every write keeps it up to "
+        "date. A rollout is an episode, also one whose steps have left. Its reward is that of the "
+        "episode itself, or else the sum of its steps' rewards. Steps without an episode are one "
+        "rollout of their task, unless the task has episodes.",
         {
             "buffer": _BUFFER,
-            "task_id": ("text", "the task"),
+            "task_id": ("text", "the task; of a group of several tasks one of them"),
             "group_id": ("text", "the group; the task where its episodes name none"),
-            "rollouts": ("integer", "rollouts held, without aborted and abandoned ones"),
-            "steps": ("integer", "rows held, also of aborted and abandoned rollouts"),
-            "return_mean": ("real", "mean reward of these rollouts"),
+            "rollouts": ("integer", "rollouts without aborted ones"),
+            "steps": ("integer", "steps written, also those that have left"),
+            "return_mean": ("real", "mean reward of these rollouts, without infinite ones"),
             "return_min": ("real", "least reward"),
             "return_max": ("real", "greatest reward"),
             "return_spread": (
@@ -130,7 +131,7 @@ VIEWS = {
                 "greatest less least reward; null while a rollout has no reward",
             ),
             "return_variance": ("real", "variance of the rewards (of the population)"),
-            "incomplete": ("integer", "aborted and abandoned rollouts held"),
+            "incomplete": ("integer", "aborted and abandoned rollouts"),
             "late": (
                 "integer",
                 "rollouts held that arrived after a lease of the group was acknowledged",
@@ -279,13 +280,58 @@ VIEWS = {
             "position": ("integer", "position in the batch, from 1"),
             "seq": ("integer", "the row; the first row of a transition, window or episode"),
             "probability": ("real", "its probability, if the sampler reports it"),
-            "id": ("text", "id of the row; this and the next columns are null after its eviction"),
+            "id": ("text", "id of the row; this and the next three are null after its eviction"),
             "task_id": ("text", "the task"),
             "episode_id": ("text", "the rollout of the task"),
             "step": ("integer", "step within the task"),
-            "model_version": ("integer", "version of the model that acted"),
+            "model_version": ("integer", "version of the model that acted; it stays"),
             "consumer": ("text", "who leased the batch, where a name was given"),
             "undone": ("boolean", "the consumer went back to an earlier checkpoint"),
+            "staleness": (
+                "integer",
+                "`clock - model_version`: how many versions old the row was when it was drawn",
+            ),
+        },
+    ),
+    "v_batches": View(
+        "One row per sampled batch, in buffers with `track_samples`: how stale its rows were.",
+        {
+            "buffer": _BUFFER,
+            "batch_id": ("integer", "number of the batch, as in `v_samples`"),
+            "clock": ("integer", "the learner's iteration or model version at that time"),
+            "sampler": ("text", "the sampler"),
+            "seed": ("text", "the sampler's seed"),
+            "sampled_at": ("time", "when the batch was drawn"),
+            "rows": ("integer", "rows of the batch"),
+            "mean_staleness": (
+                "real",
+                "mean of `clock - model_version` over the rows that have a model version",
+            ),
+            "max_staleness": ("integer", "the greatest of them"),
+            "consumer": ("text", "who leased the batch, where a name was given"),
+            "undone": ("boolean", "the consumer went back to an earlier checkpoint"),
+        },
+    ),
+    "v_storage": View(
+        "One row per buffer and kind of data: the bytes that it takes in the database.",
+        {
+            "buffer": _BUFFER,
+            "kind": (
+                "text",
+                "`rows` (steps without typed fields), `chunks` (numbers of typed steps), "
+                "`payloads` (typed fields, JSON of typed steps, shared messages, parts of large "
+                "rows), or `indexes`",
+            ),
+            "entries": ("integer", "rows in the tables of this kind"),
+            "bytes": (
+                "integer",
+                "size of the tables on PostgreSQL, and of the values on SQLite",
+            ),
+            "approximate": (
+                "boolean",
+                "`bytes` is computed from 150 entries: on SQLite, and on PostgreSQL where buffers "
+                "share a table",
+            ),
         },
     ),
     "v_sessions": View(
@@ -490,7 +536,7 @@ INNER_VIEWS = {
     "chunk_steps": "Internal: the steps of chunks, one row per step.",
     "step_numbers": "Internal: the numbers of the steps of a chunk.",
     "retention_bounds": "Internal: numbers up to which steps leave by age and size.",
-    "step_sums": "Internal: sums for v_tasks, v_agents and v_groups.",
+    "step_sums": "Internal: sums for v_tasks and v_agents.",
     "episode_states": "Internal: the status of episodes.",
 }
 

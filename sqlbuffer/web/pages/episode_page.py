@@ -24,6 +24,7 @@ from sqlbuffer.storage.browsing.steps import (
     KeyPage,
     StepKey,
     draws_of,
+    final_observation,
     key_page,
     notes_of,
     read_steps,
@@ -57,6 +58,7 @@ from sqlbuffer.web.step_arrays import (
     value_at,
     value_text,
 )
+from sqlbuffer.web.step_values import bars, numbers_text
 from sqlbuffer.web.tokens import COLOURS, has_tokens, tokens_page
 from sqlbuffer.web.transcript import (
     MOST_TURNS,
@@ -91,6 +93,7 @@ class PagePlace:
         colour: What the colour of tokens shows.
         is_table: Tokens are shown as a table.
         jump: Kind of place to go to; see `jumps.KINDS`.
+        has_numbers: Small arrays are shown by their numbers, not by bars.
     """
 
     at: StepKey | None
@@ -103,6 +106,7 @@ class PagePlace:
     colour: str = "logprob"
     is_table: bool = False
     jump: str | None = None
+    has_numbers: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
@@ -121,6 +125,7 @@ class PagePlace:
             colour if colour in COLOURS else "logprob",
             "table" in query,
             query.get("jump") if query.get("jump") in KINDS else None,
+            query.get("values") == "numbers",
         )
 
     @property
@@ -128,6 +133,7 @@ class PagePlace:
         """What links to other steps keep of an address."""
         kept: dict[str, Any] = {"view": None if self.view == "steps" else self.view}
         kept["q"] = self.sought or None
+        kept["values"] = "numbers" if self.has_numbers else None
         if self.view == "tokens":
             kept["colour"] = None if self.colour == "logprob" else self.colour
             kept["table"] = 1 if self.is_table else None
@@ -184,6 +190,8 @@ def _show(request: Request, number: int | None) -> Response:
         of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
         version=buffer.info.id,
         pieces=lambda text: pieces(text, place.sought),
+        bars=bars,
+        numbers_text=numbers_text,
         printable=printable,
         first_line=first_line,
         has_failed=has_failed,
@@ -238,7 +246,7 @@ def _context(
     context: dict[str, Any] = {
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
-        "has_last": True, "marks": {}, "kinds": KINDS,
+        "has_last": True, "marks": {}, "kinds": KINDS, "at_text": None,
     }  # fmt: skip
     if place.view == "curves":
         return context | _curves(connection, buffer, rollout)
@@ -261,22 +269,23 @@ def _context(
     steps, n_taken = read_steps(connection, buffer, keys.keys, without=images)
     before = None if earlier is None else _row(connection, buffer, earlier, images)
     notes = notes_of(connection, buffer, [step.key.seq for step in steps])
+    later = _later(keys, n_taken, place)
+    final = final_observation(connection, buffer, rollout.number) if later is None else None
     shown = steps_page(
         steps, notes, sought=place.sought, before=before, first_turn=place.first_turn,
-        images=images,
+        images=images, final=final, spaces=buffer.info.config.fields.spaces,
     )  # fmt: skip
     last = shown.steps[-1] if shown.steps else None
     if last is not None and last.next_turn is not None:
         position = _text(StepKey(last.position, last.seq))
-        later: dict[str, Any] | None = {"at": position, "turn": last.next_turn}
+        later = {"at": position, "turn": last.next_turn}
     elif last is not None and shown.is_cut:
         later = {"at": _text(steps[len(shown.steps)].key)}
-    else:
-        later = _later(keys, n_taken, place)
     # The page has the last step already, which continues after it.
     is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
     return context | {
         "steps": shown, "later": later, "has_last": not is_last, "marks": marks_on(shown),
+        "at_text": None if earlier is None or first is None else _text(first),
     }  # fmt: skip
 
 
@@ -404,12 +413,38 @@ def value(request: Request) -> Response:
 
 def image(request: Request) -> Response:
     """Return a value of a step as PNG."""
-    array = array_of(_value(request))
+    return _image(request, _value(request), _FOR_EVER)
+
+
+def final_value(request: Request) -> Response:
+    """Return a value of a final observation as text."""
+    return _plain(value_text(_final_value(request)))
+
+
+def final_image(request: Request) -> Response:
+    """Return a value of a final observation as PNG; a later one may take its place."""
+    return _image(request, _final_value(request), "no-store")
+
+
+def _final_value(request: Request) -> Any:
+    site, number = site_of(request), request.path_params["number"]
+    with site.pool.connection(in_order=True) as connection:
+        buffer = browsed_buffer(connection, site.url, buffer_of(request))
+        is_number = 0 < number < 2**63
+        final = final_observation(connection, buffer, number) if is_number else None
+    name = root_of(request.query_params.get("value", ""))
+    if final is None or name not in final.values:
+        raise HTTPException(404, "The episode has no such final observation.")
+    return final.values[name]
+
+
+def _image(request: Request, value: Any, cache: str) -> Response:
+    array = array_of(value)
     side = THUMBNAIL_SIDE if "small" in request.query_params else MOST_SIDE
     png = None if array is None else png_of(array, side)
     if png is None:
         raise HTTPException(404, "The value is not an image: uint8, H x W or H x W x C.")
-    return Response(png, media_type="image/png", headers={"Cache-Control": _FOR_EVER})
+    return Response(png, media_type="image/png", headers={"Cache-Control": cache})
 
 
 def show_difference(request: Request) -> Response:
@@ -513,6 +548,8 @@ def _plain(text: str) -> Response:
 
 ROUTES = [
     Route("/buffers/{name:path}/episodes/{number:int}", show_episode),
+    Route("/buffers/{name:path}/episodes/{number:int}/final/value", final_value),
+    Route("/buffers/{name:path}/episodes/{number:int}/final/image.png", final_image),
     Route("/buffers/{name:path}/task", show_task),
     Route("/buffers/{name:path}/steps/{seq:int}/text", text),
     Route("/buffers/{name:path}/steps/{seq:int}/value", value),

@@ -2,7 +2,9 @@
 
 import json
 import math
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -11,17 +13,17 @@ from starlette.routing import Route
 
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.builder import Tree
-from sqlbuffer.query.tree import check, condition_of
+from sqlbuffer.query.tree import check
 from sqlbuffer.storage.browsing.rollouts import (
     SORTS,
     ListedRollout,
+    RolloutFilter,
     RolloutPage,
     RolloutQuery,
     browsed_buffer,
     rollout_page,
 )
-from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.rendering import (
     buffer_link,
@@ -31,39 +33,80 @@ from sqlbuffer.web.rendering import (
     page,
     python_rows,
     quoted,
+    readable_literal,
 )
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")
 ROWS_A_PAGE = 50
-STATUSES = ("open", "complete", "aborted", "abandoned")
-# The names of the fields of the form that leave rollouts out.
-_TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
-# Names in the view of the columns that pages are sorted by.
+# Names in the view of the columns that pages are sorted by, and compared.
 _IN_VIEW = {"first_seq": "started_at", "rollout_reward": "episode_reward", "key": "episode_id"}
-_MOST_CHARACTERS = 20_000
 _INT64 = 2**63
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """A column of the list of episodes.
+
+    Attributes:
+        name: Its head.
+        sorts: The orders that its head leads to, the first one first; empty: none.
+        is_number: Numbers are aligned right.
+        is_kept: It cannot be hidden.
+    """
+
+    name: str
+    sorts: tuple[str, ...] = ()
+    is_number: bool = False
+    is_kept: bool = False
+
+    def next_sort(self, sort: str) -> str:
+        """Return the order that the head leads to from another one."""
+        return self.sorts[-1] if sort == self.sorts[0] else self.sorts[0]
+
+    def direction(self, sort: str) -> str | None:
+        """Return the direction in which an order sorts the column; None: it sorts another one."""
+        if sort not in self.sorts:
+            return None
+        return "descending" if SORTS[sort][1] else "ascending"
+
+
+COLUMNS = (
+    ListColumn("episode", ("episode", "episode descending"), is_kept=True),
+    ListColumn("task", ("task", "task descending")),
+    ListColumn("agent", ("agent", "agent descending")),
+    ListColumn("status", ("status", "status descending")),
+    ListColumn("reward", ("best", "worst"), is_number=True),
+    ListColumn("length", ("longest", "shortest"), is_number=True),
+    ListColumn("spread", ("spread",), is_number=True),
+    ListColumn("model", ("model descending", "model"), is_number=True),
+    ListColumn("began", ("newest", "oldest"), is_number=True),
+    ListColumn("took", is_number=True),
+    ListColumn("ended", ("ended descending", "ended"), is_number=True),
+)
 
 
 def show(request: Request) -> Response:
     """Return the page."""
     site, name = site_of(request), buffer_of(request)
-    form = {key: request.query_params.get(key, "").strip() for key in _TEXTS}
-    trouble, listing, tree = None, RolloutPage([], None, None), None
+    sought = request.query_params.get("q", "").strip()
+    asked = request.query_params.get("sort", "newest")
+    sort = asked if asked in SORTS else "newest"
+    trouble, listing, wanted = None, RolloutPage([], None, None), EpisodeFilter()
+    query = RolloutQuery(sort)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
+        fields = buffer.info.config.fields
         try:
-            tree = _tree(form["condition"], buffer.info)
-            query = _query(request, form, buffer.info, tree)
+            wanted = parse_filter(sought, fields.specs)
+            query = _query(request, sort, wanted, fields.comparable)
             listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
         except ConditionError as error:
-            query, trouble, tree = RolloutQuery(), str(error), None
-    sort = query.sort
-    state = {key: value or None for key, value in form.items()}
-    ordered = {"sort": None if sort == "newest" else sort}
+            trouble, wanted = str(error), EpisodeFilter()
+    state = {"q": sought or None, "sort": None if sort == "newest" else sort}
 
     def to(**changed: Any) -> str:
-        return link(request, "/episodes", buffer=name, **{**state, **ordered, **changed})
+        return link(request, "/episodes", buffer=name, **{**state, **changed})
 
     return page(
         request,
@@ -71,19 +114,21 @@ def show(request: Request) -> Response:
         place="/episodes",
         buffer=name,
         listing=listing,
-        form=form,
+        columns=COLUMNS,
+        sought=sought,
+        words=" ".join(wanted.words),
         trouble=trouble,
         is_filtered=query.is_filtered,
         is_indexed=query.is_indexed,
         sort=sort,
-        sorts=list(SORTS),
-        statuses=STATUSES,
         is_first=query.after is None,
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
+        sort_to=lambda name_of_sort: to(sort=None if name_of_sort == "newest" else name_of_sort),
         rollout_to=lambda row: rollout_address(request, name, row),
-        commands=_commands(site.shown_url, name, query, listing, tree),
+        most_characters=MOST_CHARACTERS,
+        commands=_commands(site.shown_url, name, query, listing, wanted),
     )
 
 
@@ -94,64 +139,22 @@ def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
     return buffer_link(request, buffer, "/task", task=row.task_id)
 
 
-def _tree(text: str, info: BufferInfo) -> Tree | None:
-    """Return the condition of a form; raise ConditionError if it is malformed."""
-    if len(text) > _MOST_CHARACTERS:
-        raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
-    if not text:
-        return None
-    is_json = text.startswith(("{", "["))
-    specs = info.config.fields.specs
-    return condition_of(specs, text if is_json else None, None if is_json else [text])
-
-
 def _query(
-    request: Request, form: dict[str, str], info: BufferInfo, tree: Tree | None
+    request: Request, sort: str, wanted: EpisodeFilter, comparable: Mapping[str, bool]
 ) -> RolloutQuery:
-    """Return the query of an address; raise ConditionError if a text of the form is wrong."""
-    asked = request.query_params.get("sort", "newest")
-    sort = asked if asked in SORTS else "newest"
+    """Return the query of an address."""
     query = RolloutQuery(
         sort=sort,
-        task_id=_key(form["task"]),
-        episode_id=_key(form["episode"]),
-        agent_id=_key(form["agent"]),
-        status=form["status"] if form["status"] in STATUSES else None,
-        model_version=_whole(form["version"], "version"),
-        least_reward=_real(form["least"], "least reward"),
-        most_reward=_real(form["most"], "most reward"),
-        condition=None if tree is None else check(tree, info.config.fields.comparable),
+        filters=wanted.filters,
+        words=wanted.words,
+        condition=None if wanted.tree is None else check(wanted.tree, comparable),
     )
     forms = ["nn", "0n"] if query.is_indexed else ["nn", "0n", "sn"]
     if query.is_indexed and sort == "spread":
         forms = ["nsnn"]
+    elif query.is_indexed and SORTS[sort][0] == "task_id":
+        forms = ["sn"]
     return replace(query, after=page_place(request.query_params.get("after"), *forms))
-
-
-def _key(text: str) -> str | None:
-    if "\0" in text:
-        raise ConditionError("no key has the character U+0000")
-    return text or None
-
-
-def _whole(text: str, name: str) -> int | None:
-    try:
-        value = int(text) if text else None
-    except ValueError:
-        raise ConditionError(f"the {name} is a whole number, such as 3; got {text!r}") from None
-    if value is not None and not -_INT64 <= value < _INT64:
-        raise ConditionError(f"the {name} has at most 64 bits; got {text!r}")
-    return value
-
-
-def _real(text: str, name: str) -> float | None:
-    try:
-        value = float(text) if text else None
-    except ValueError:
-        raise ConditionError(f"the {name} is a number, such as 0.5; got {text!r}") from None
-    if value is not None and math.isnan(value):
-        raise ConditionError(f"the {name} is a number, such as 0.5; got {text!r}")
-    return value
 
 
 def place_text(after: list[Any]) -> str:
@@ -185,25 +188,25 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
 
 
 def _commands(
-    url: str,
-    name: str,
-    query: RolloutQuery,
-    listing: RolloutPage,
-    tree: Tree | None,
+    url: str, name: str, query: RolloutQuery, listing: RolloutPage, wanted: EpisodeFilter
 ) -> list[str]:
     """Return lines that find the same rollouts: the first page, or all of them for a later one."""
-    if tree is not None:
+    if wanted.tree is not None:
         shown = "row.exp_meta.task_id, row.exp_meta.episode_id, row.seq"
-        return [python_rows(url, name, f"get_all({tree!r})", shown)]
+        try:
+            return [python_rows(url, name, f"get_all({readable_literal(wanted.as_tree())})", shown)]
+        except ConditionError:
+            return []
     lines = []
-    limit = "" if query.after is not None else f" LIMIT {ROWS_A_PAGE}"
+    limit = "" if query.after is not None else f"\nLIMIT {ROWS_A_PAGE}"
     if not listing.rollouts or any(row.number for row in listing.rollouts):
         lines.append(episodes_statement(name, query, listing.looked_at) + limit)
     if not all(row.number for row in listing.rollouts):
-        where = f"buffer = {quoted(name)}"
-        if query.task_id is not None:
-            where += f" AND task_id = {quoted(query.task_id)}"
-        lines.append(f"SELECT * FROM v_tasks WHERE {where}{limit}")
+        task_id = query.exact("task")
+        where = f"WHERE buffer = {quoted(name)}"
+        if task_id is not None:
+            where += f"\n  AND task_id = {quoted(task_id)}"
+        lines.append(f"SELECT * FROM v_tasks\n{where}{limit}")
     return [command_line("sql", url, line) for line in lines]
 
 
@@ -215,40 +218,61 @@ def episodes_statement(buffer: str, query: RolloutQuery, looked_at: int | None) 
         query: Filter and order of the page.
         looked_at: `RolloutPage.looked_at` of the page.
     """
-    equal = {
-        "buffer": buffer,
-        "task_id": query.task_id,
-        "episode_id": query.episode_id,
-        "agent_id": query.agent_id,
-        "status": query.status,
-    }
-    parts = [f"e.{name} = {quoted(value)}" for name, value in equal.items() if value is not None]
-    source = "v_episodes"
+    parts = [f"e.buffer = {quoted(buffer)}"]
+    source = "v_episodes e"
     if looked_at is not None:
-        of = " AND ".join(parts[: 1 if query.task_id is None else 2])
-        newest = f"WHERE {of} ORDER BY e.started_at DESC LIMIT {looked_at}"
-        source = f"(SELECT e.* FROM v_episodes e {newest})"
+        exact = [each for each in query.filters if (each.name, each.comparison) == ("task", "=")]
+        of = " AND ".join([*parts, *(_compared(each) for each in exact[:1])])
+        source = (
+            f"(\n  SELECT e.* FROM v_episodes e\n  WHERE {of}\n"
+            f"  ORDER BY e.started_at DESC LIMIT {looked_at}\n) e"
+        )
     if query.group_id is not None:
         parts.append(f"coalesce(e.group_id, e.task_id) = {quoted(query.group_id)}")
-    if query.model_version is not None:
-        parts.append(f"e.model_version = {query.model_version}")
-    if query.least_reward is not None:
-        parts.append(f"e.episode_reward >= {query.least_reward!r}")
-    if query.most_reward is not None:
-        parts.append(f"e.episode_reward <= {query.most_reward!r}")
+    parts += map(_compared, query.filters)
+    parts += map(_has_word, query.words)
     column, descends = SORTS[query.sort]
     order = f"e.{_IN_VIEW.get(column, column)}{' DESC' if descends else ''} NULLS LAST"
     groups = ""
     if column == "spread":
         order = "g.spread DESC NULLS LAST, g.group_id DESC, e.episode_reward DESC NULLS LAST"
-        groups = (
-            " JOIN buffers b ON b.name = e.buffer"
-            " LEFT JOIN group_stats g"
-            " ON g.buffer_id = b.id AND g.group_id = coalesce(e.group_id, e.task_id)"
-        )
         if query.is_indexed:
             parts += ["g.spread IS NOT NULL", "e.episode_reward IS NOT NULL"]
-    return f"SELECT e.* FROM {source} e{groups} WHERE {' AND '.join(parts)} ORDER BY {order}"
+    if column == "spread" or any(each.name == "spread" for each in query.filters):
+        groups = (
+            "\nJOIN buffers b ON b.name = e.buffer\n"
+            "LEFT JOIN group_stats g ON g.buffer_id = b.id "
+            "AND g.group_id = coalesce(e.group_id, e.task_id)"
+        )
+    where = "\n  AND ".join(parts)
+    return f"SELECT e.* FROM {source}{groups}\nWHERE {where}\nORDER BY {order}"
+
+
+def _compared(each: RolloutFilter) -> str:
+    """Return a filter in SQL."""
+    column = f"e.{_IN_VIEW.get(each.column, each.column)}"
+    if each.name == "group":
+        column = "coalesce(e.group_id, e.task_id)"
+    elif each.name == "spread":
+        column = "g.spread"
+    value = quoted(each.value) if isinstance(each.value, str) else _number(each.value)
+    return f"{column} {'<>' if each.comparison == '!=' else each.comparison} {value}"
+
+
+def _number(value: float) -> str:
+    """Return a number as a literal of SQL; an infinite one is beyond all that are stored."""
+    return repr(value) if math.isfinite(value) else f"{'-' if value < 0 else ''}9e999"
+
+
+def _has_word(word: str) -> str:
+    """Return the condition of SQL that an id of an episode contains a word."""
+    escaped = re.sub(r"([%_\\])", r"\\\1", word.lower())
+    escape = "" if escaped == word.lower() else r" ESCAPE '\'"
+    tests = [
+        f"lower(e.{name}) LIKE {quoted(f'%{escaped}%')}{escape}"
+        for name in ("episode_id", "task_id", "group_id", "agent_id")
+    ]
+    return f"({' OR '.join(tests)})"
 
 
 ROUTES = [Route("/episodes", show)]

@@ -2,7 +2,9 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from starlette.requests import Request
@@ -40,38 +42,89 @@ class SqlExample:
 
 EXAMPLES = (
     SqlExample(
-        "How much does each buffer hold?", "SELECT buffer, rows, capacity, fill FROM v_buffers;"
+        "How much does each buffer hold?",
+        "SELECT buffer, rows, capacity, fill FROM v_buffers;",
     ),
     SqlExample(
-        "The ten best tasks.",
-        "SELECT task_id, steps, total_reward FROM v_tasks\n"
-        "WHERE buffer = 'default' ORDER BY total_reward DESC LIMIT 10;",
+        "How many bytes does each kind of data take?",
+        "SELECT kind, entries, bytes, approximate FROM v_storage\n"
+        "WHERE buffer = 'default' ORDER BY bytes DESC;",
     ),
     SqlExample(
-        "Does a later model earn more?",
-        "SELECT model_version, count(*) AS steps, avg(reward) AS mean_reward FROM v_experiences\n"
-        "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
+        "Does a later model earn more, day by day?",
+        "SELECT model_version, date(ended_at) AS day, count(*) AS episodes,\n"
+        "    avg(episode_reward) AS mean_reward\n"
+        "FROM v_episodes WHERE buffer = 'default' AND status = 'complete'\n"
+        "GROUP BY model_version, date(ended_at) ORDER BY model_version, day;",
     ),
     SqlExample(
-        "In which groups do the rollouts differ? A group with equal rewards teaches nothing.",
+        "The ten longest episodes.",
+        "SELECT episode_id, task_id, length, episode_reward FROM v_episodes\n"
+        "WHERE buffer = 'default' AND length IS NOT NULL ORDER BY length DESC LIMIT 10;",
+    ),
+    SqlExample(
+        "In which groups do the rollouts differ most?",
         "SELECT group_id, rollouts, return_mean, return_spread FROM v_groups\n"
-        "WHERE buffer = 'default' AND rollouts > 1 ORDER BY return_spread DESC;",
+        "WHERE buffer = 'default' AND return_spread IS NOT NULL\n"
+        "ORDER BY return_spread DESC LIMIT 10;",
     ),
     SqlExample(
-        "A value inside JSON; both databases know ->>.",
-        "SELECT task_id, step, state ->> 'position' AS position FROM v_experiences\n"
-        "WHERE buffer = 'default' ORDER BY seq LIMIT 10;",
+        "Groups without spread. A group with equal rewards teaches nothing.",
+        "SELECT group_id, task_id, rollouts, return_mean FROM v_groups\n"
+        "WHERE buffer = 'default' AND rollouts > 1 AND return_spread = 0 ORDER BY group_id;",
     ),
     SqlExample(
-        "The ten groups whose episodes differ most, through an index.",
-        "SELECT g.group_id, g.n_rollouts, g.mean, g.spread FROM group_stats g\n"
-        "JOIN buffers b ON b.id = g.buffer_id\n"
-        "WHERE b.name = 'default' AND g.spread IS NOT NULL ORDER BY g.spread DESC LIMIT 10;",
+        "The ten tasks whose rewards vary most.",
+        "SELECT task_id, count(*) AS episodes, avg(reward) AS mean,\n"
+        "    avg((reward - mean) * (reward - mean)) AS variance\n"
+        "FROM (\n"
+        "    SELECT task_id, episode_reward AS reward,\n"
+        "        avg(episode_reward) OVER (PARTITION BY task_id) AS mean\n"
+        "    FROM v_episodes WHERE buffer = 'default' AND episode_reward IS NOT NULL\n"
+        ") AS episodes GROUP BY task_id ORDER BY variance DESC LIMIT 10;",
+    ),
+    SqlExample(
+        "How often was each step drawn? The ten that were drawn most.",
+        "SELECT seq, count(*) AS draws FROM v_samples\n"
+        "WHERE buffer = 'default' GROUP BY seq ORDER BY draws DESC, seq LIMIT 10;",
+    ),
+    SqlExample(
+        "How stale was the data of each iteration?",
+        "SELECT clock, count(*) AS batches, avg(mean_staleness) AS mean,\n"
+        "    max(max_staleness) AS greatest\n"
+        "FROM v_batches WHERE buffer = 'default' GROUP BY clock ORDER BY clock;",
+    ),
+    SqlExample(
+        "The labels that a step has had.",
+        "SELECT version, reward, labelled_at FROM v_labels\n"
+        "WHERE buffer = 'default' AND seq = 1 ORDER BY version;",
     ),
     SqlExample(
         "One step by its number. A chunk has at most 256 steps.",
         "SELECT task_id, step, reward FROM v_experiences\n"
         "WHERE buffer = 'default' AND seq = 5 AND first_seq BETWEEN 5 - 255 AND 5;",
+    ),
+    SqlExample(
+        "A value inside JSON; both databases know ->>.",
+        "SELECT task_id, step, state ->> 'position' AS position FROM v_experiences\n"
+        "WHERE buffer = 'default' AND seq BETWEEN 1 AND 10 AND first_seq BETWEEN 1 - 255 AND 10;",
+    ),
+    SqlExample(
+        "How many steps did each agent take in each hour?",
+        "SELECT agent_id, substr(CAST(executed_at AS text), 1, 13) AS hour, count(*) AS steps\n"
+        "FROM v_experiences WHERE buffer = 'default'\n"
+        "GROUP BY agent_id, substr(CAST(executed_at AS text), 1, 13) ORDER BY hour, agent_id;",
+    ),
+    SqlExample(
+        "The mean reward of a step, by model version.",
+        "SELECT model_version, count(*) AS steps, avg(reward) AS mean_reward FROM v_experiences\n"
+        "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
+    ),
+    SqlExample(
+        "The ten tasks with the greatest sum of rewards, of the steps that are there.",
+        "SELECT task_id, steps, total_reward FROM v_tasks\n"
+        "WHERE buffer = 'default' AND total_reward IS NOT NULL\n"
+        "ORDER BY total_reward DESC LIMIT 10;",
     ),
 )
 
@@ -82,7 +135,8 @@ CSV_TIME_S = 30.0
 MOST_CSV_ROWS, MOST_CSV_BYTES = 100_000, 50 * 2**20
 # Longer ones make an address that servers refuse.
 MOST_CHARACTERS = 10_000
-_CELL_CHARACTERS = 2_000
+# Of a text: in the table, and on a click.
+_LINE_CHARACTERS, _CELL_CHARACTERS = 120, 2_000
 
 
 def show(request: Request) -> Response:
@@ -114,6 +168,7 @@ def _shown(
     site = site_of(request)
     buffer = request.query_params.get("buffer")
     commands = [command_line("sql", site.shown_url, statement)] if statement else []
+    numeric, cells = ([], []) if answer is None else cells_of(answer.rows, len(answer.columns))
     return page(
         request,
         "sql.html",
@@ -124,7 +179,8 @@ def _shown(
         is_foreign=bool(statement) and is_foreign(request),
         answer=answer,
         trouble=trouble,
-        cells=[] if answer is None else [[*map(_cell, row)] for row in answer.rows],
+        numeric=numeric,
+        cells=cells,
         examples=_examples(request, buffer),
         views=VIEWS,
         most_rows=MOST_ROWS,
@@ -161,19 +217,69 @@ def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
     return [(sql_example.question, sql_example.about(buffer)) for sql_example in EXAMPLES]
 
 
-def _cell(value: Any) -> tuple[str, str, bool]:
-    """Return the class of a value, its text, and whether the text is cut."""
+@dataclass(frozen=True)
+class Cell:
+    """A value as the page shows it.
+
+    Attributes:
+        kind: Class of its element.
+        text: The value in short.
+        whole: The whole value, if the text is shorter; a very long one without its end.
+        is_cut: There is more of the value than the page has.
+        is_number: It is a number.
+    """
+
+    kind: str
+    text: str
+    whole: str | None = None
+    is_cut: bool = False
+    is_number: bool = False
+
+
+def cells_of(rows: Sequence[Sequence[Any]], n_columns: int) -> tuple[list[bool], list[list[Cell]]]:
+    """Return which columns have numbers alone, and the cells.
+
+    Numbers are aligned right where a column has nothing else, and texts left.
+    """
+    numeric = []
+    for i in range(n_columns):
+        values = [row[i] for row in rows if row[i] is not None]
+        numeric.append(bool(values) and all(map(_is_number, values)))
+    cells = [[_cell(value, numeric[i]) for i, value in enumerate(row)] for row in rows]
+    return numeric, cells
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+
+
+def _cell(value: Any, is_aligned: bool) -> Cell:
     if value is None:
-        return "quiet", "NULL", False
-    if isinstance(value, (bool, int, float)):
-        return "n", str(value), False
+        return Cell("n quiet" if is_aligned else "quiet", "NULL")
+    if _is_number(value):
+        text, whole = _number(value), str(value)
+        kind = "n" if is_aligned else "text"
+        return Cell(kind, text, whole if text != whole else None, is_number=True)
     if isinstance(value, (bytes, bytearray, memoryview)):
         raw = bytes(value)
-        return "mono", f"{len(raw):,} bytes: {raw[:16].hex(' ')}", len(raw) > 16
+        return Cell("mono", f"{len(raw):,} bytes: {raw[:16].hex(' ')}", None, len(raw) > 16)
     text = value if isinstance(value, str) else str(csv_field(value))
     if isinstance(value, (dict, list)):
         text = dumps(value)
-    return "text", text[:_CELL_CHARACTERS], len(text) > _CELL_CHARACTERS
+    if len(text) <= _LINE_CHARACTERS and "\n" not in text:
+        return Cell("text", text)
+    line = " ".join(text[:_LINE_CHARACTERS].split())
+    return Cell("text", line, text[:_CELL_CHARACTERS], len(text) > _CELL_CHARACTERS)
+
+
+def _number(value: float | Decimal) -> str:
+    """Return a number with six digits; whole numbers in full."""
+    if isinstance(value, int):
+        return str(value)
+    number = float(value)
+    if number.is_integer() and abs(number) < 1e15:
+        return str(value) if isinstance(value, float) else f"{number:.0f}"
+    return f"{number:.6g}"
 
 
 def download(request: Request) -> Response:

@@ -7,15 +7,16 @@
     const { x, series } = JSON.parse(figure.dataset.fieldCurve);
     const place = figure.querySelector(".plot");
     if (!window.uPlot || !x.length) return;
-    const lines = ["--series-1", "--series-2", "--series-3", "--good", "--warn", "--bad", "--quiet", "--ink"];
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     place.replaceChildren();
+    // The last values while the pointer is away.
+    const tellLast = (plot) => plot.cursor.left < 0 && plot.setLegend({ idx: x.length - 1 }, false);
     const plot = new uPlot({
       width: Math.max(place.clientWidth, 200), height: 170,
-      legend: { show: series.length > 1 },
-      scales: { x: { time: false } }, axes: [axis, { ...axis, size: 56 }],
+      legend: { show: series.length > 1 }, hooks: { ready: [tellLast], setCursor: [tellLast] }, padding: [8, 14, 0, 0],
+      scales: { x: { time: false, range: (_, low, high) => (high > low ? [low, high] : [low - 1, high + 1]) } },
+      axes: [window.sqlbufferAxes.placeAxis(false), window.sqlbufferAxes.valueAxis()],
       series: [{ label: "step" }, ...series.map((line, i) => ({
-        label: line.label, stroke: colour(lines[i % lines.length]), width: 1.5,
+        label: line.label, stroke: colour(`--series-${(i % 12) + 1}`), width: 1.5,
         points: { show: x.length < 60 },
       }))],
     }, [x, ...series.map((line) => line.values)], place);
@@ -28,22 +29,44 @@
     const name = strip.querySelector("[data-frame-name]");
     if (frames.length < 2 || !slider) return;
     slider.max = frames.length - 1;
-    strip.querySelector(".frame").hidden = false;
+    strip.querySelectorAll(".frame, .controls").forEach((part) => { part.hidden = false; });
     function show() {
       const frame = frames[slider.value];
       image.src = frame.href;
-      image.alt = `step ${frame.dataset.position}`;
-      name.textContent = `step ${frame.dataset.position}`;
+      image.alt = name.textContent = frame.dataset.position;
       slider.setAttribute("aria-valuetext", image.alt);
       frames.forEach((each) => each.classList.toggle("now", each === frame));
       const list = frame.parentElement;
       list.scrollLeft = frame.offsetLeft - list.offsetLeft - list.clientWidth / 2;
     }
-    slider.addEventListener("input", show);
+    // It plays from the first image after the last one, and ends with the page.
+    const play = strip.querySelector("[data-play]"), speed = strip.querySelector("[data-speed]");
+    let timer = 0;
+    function stop() {
+      clearTimeout(timer);
+      timer = 0;
+      play.textContent = "Play";
+    }
+    function next() {
+      if (!strip.isConnected || +slider.value >= frames.length - 1) return stop();
+      const due = performance.now() + 1000 / speed.value;
+      slider.value = +slider.value + 1;
+      show();
+      // An image that is late delays the ones after it, so that each is seen.
+      image.decode().catch(() => {}).then(() => { if (timer) timer = setTimeout(next, Math.max(0, due - performance.now())); });
+    }
+    play.addEventListener("click", () => {
+      if (timer) return stop();
+      if (+slider.value >= frames.length - 1) { slider.value = 0; show(); }
+      play.textContent = "Pause";
+      timer = setTimeout(next, 1000 / speed.value);
+    });
+    slider.addEventListener("input", () => { stop(); show(); });
     strip.querySelector(".frames").addEventListener("click", (event) => {
       const at = frames.indexOf(event.target.closest("a"));
       if (at < 0 || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
+      stop();
       slider.value = at;
       show();
     });

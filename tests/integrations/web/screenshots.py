@@ -126,7 +126,7 @@ def take(visit: Visit, name: str, path: str) -> None:
     """Take the picture of a page."""
     page = visit.open(path)
     page.evaluate("document.querySelector('.database').textContent = 'replay.db'")
-    page.evaluate("document.querySelectorAll('.commands').forEach(each => each.remove())")
+    page.evaluate("document.querySelectorAll('#same').forEach(each => each.remove())")
     page.wait_for_timeout(500)  # the curves are drawn, and the figures are live
     page.screenshot(path=FOLDER / f"web-{name}.png")
 

@@ -26,7 +26,8 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.browsing import curves
 from sqlbuffer.storage.browsing.buffers import overviews
-from sqlbuffer.storage.browsing.curves import TimeSpan, rollout_points
+from sqlbuffer.storage.browsing.curves import TimeSpan, episode_points, rollout_points
+from sqlbuffer.storage.browsing.run_facts import open_episodes, run_facts
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
@@ -551,9 +552,13 @@ def written_by(connection, number):
 PAGES = {
     "buffers": ("rows", lambda c, _: overviews(c)),
     "buffers in small parts": ("steps", lambda c, _: overviews(c, most=2)),
-    "episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan())),
-    "new episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan(1e9))),
-    "old episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan(0, 1e9))),
+    "episodes": ("episodes", lambda c, n: episode_points(c, n, TimeSpan())),
+    "new episodes": ("episodes", lambda c, n: episode_points(c, n, TimeSpan(1e9))),
+    "old episodes": ("episodes", lambda c, n: episode_points(c, n, TimeSpan(0, 1e9))),
+    "episodes of sessions": ("episodes", lambda c, n: episode_points(c, n, TimeSpan(), "session")),
+    "episodes of agents": ("episodes", lambda c, n: episode_points(c, n, TimeSpan(), "agent")),
+    "facts": ("episodes", lambda c, _: run_facts(c, "episodes")),
+    "open episodes": ("arrays", lambda c, n: open_episodes(c, n)),
     "rollouts": ("rows", lambda c, n: rollout_points(c, n, TimeSpan())),
     "times": ("rows", lambda c, n: curves.step_times(c, n, TimeSpan())),
     "times since": ("rows", lambda c, n: curves.step_times(c, n, TimeSpan(1e9))),

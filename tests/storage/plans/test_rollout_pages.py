@@ -6,6 +6,7 @@ from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import (
     INDEXED_SORTS,
     SORTS,
+    RolloutFilter,
     RolloutQuery,
     group_rewards,
     rollout_page,
@@ -102,10 +103,36 @@ def test_a_page_of_rollouts_without_returns_reads_what_it_shows(large_url, sort)
 def test_a_filtered_page_reads_what_it_looks_at(large_url, task, sort):
     with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
         info = find_buffer(connection, "rows")
-        found = rollout_page(connection, info, RolloutQuery(sort=sort, task_id=task))
-        rollout_page(connection, info, RolloutQuery(sort=sort, agent_id="a", status="complete"))
+        found = rollout_page(connection, info, RolloutQuery(sort, filters=(of("task", task),)))
+        filters = (of("agent", "a"), of("status", "complete"))
+        rollout_page(connection, info, RolloutQuery(sort, filters=filters))
         connection.rollback()
     assert len(found.rollouts) == (50 if task == "large" else 10)
+    assert_bounded(watch, 130_000, 8_000_000)
+
+
+def of(name, value):
+    return RolloutFilter(name, "=", value)
+
+
+def test_an_old_episode_is_found_by_its_id_without_a_look_at_others(large_url):
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, "rows")
+        (found,) = rollout_page(
+            connection, info, RolloutQuery(filters=(of("episode", "e77"),))
+        ).rollouts
+        connection.rollback()
+    assert found.episode_id == "e77"
+    assert_bounded(watch, 1_000, 60_000)
+
+
+@pytest.mark.parametrize("word", ["e77", "t77", "E9", "none"])
+def test_words_are_looked_for_in_the_newest_and_as_whole_ids(large_url, word):
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, "rows")
+        found = rollout_page(connection, info, RolloutQuery(words=(word,)))
+        connection.rollback()
+    assert bool(found.rollouts) == (word != "none")
     assert_bounded(watch, 130_000, 8_000_000)
 
 

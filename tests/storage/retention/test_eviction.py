@@ -37,7 +37,6 @@ SELECT (SELECT count(*) FROM v_experiences WHERE buffer = 'default') AS n_rows,
     (SELECT rows FROM v_buffers WHERE buffer = 'default') AS n_of_buffers,
     (SELECT coalesce(sum(steps), 0) FROM v_tasks WHERE buffer = 'default') AS n_of_tasks,
     (SELECT coalesce(sum(steps), 0) FROM v_agents WHERE buffer = 'default') AS n_of_agents,
-    (SELECT coalesce(sum(steps), 0) FROM v_groups WHERE buffer = 'default') AS n_of_groups,
     (SELECT coalesce(min(seq), 0) FROM v_experiences WHERE buffer = 'default') AS low,
     (SELECT coalesce(max(seq), 0) FROM v_experiences WHERE buffer = 'default') AS high
 """
@@ -54,7 +53,7 @@ def holds_exactly(buffer, url, steps):
     by_view = run(url, "SELECT step FROM v_experiences WHERE buffer = 'default' ORDER BY seq")
     assert [step for (step,) in by_view] == steps
     *counts, _low, _high = map(int, run(url, WINDOW_BY_SQL)[0])
-    assert counts == [n] * 5
+    assert counts == [n] * 4
     assert len(buffer) == buffer.size() == buffer.size(EVERY_ROW) == n
     assert steps_of(buffer) == steps
     assert steps_of(buffer.get_paginated(1, n + 1)) == steps
@@ -366,10 +365,10 @@ def test_the_window_is_exact_at_every_moment_of_a_run_with_several_writers(buffe
     looks = 0
     with running([(write, buffer_url, f"t{i}", 3_000, sizes) for i in range(3)]) as writers:
         while writers.running and looks < 10_000:
-            n_rows, n_of_buffers, n_of_tasks, n_of_agents, n_of_groups, low, high = map(
+            n_rows, n_of_buffers, n_of_tasks, n_of_agents, low, high = map(
                 int, run(buffer_url, WINDOW_BY_SQL)[0]
             )
-            assert n_rows == n_of_buffers == n_of_tasks == n_of_agents == n_of_groups
+            assert n_rows == n_of_buffers == n_of_tasks == n_of_agents
             assert n_rows <= capacity
             assert n_rows == 0 or high - low < capacity
             if is_sqlite(buffer_url):  # no number is in flight there

@@ -31,6 +31,11 @@ def test_the_document_is_what_the_generator_makes(page):
     )
 
 
+def test_inner_tables_are_tables_and_the_views_that_they_name_are_views():
+    assert set(reference.INNER) <= set(reference.metadata.tables)
+    assert set(re.findall(r"`(v_\w+)`", " ".join(reference.INNER.values()))) <= set(VIEWS)
+
+
 def test_the_generator_writes_the_file(tmp_path):
     (tmp_path / "tables.md").write_text("# Tables\n")
     path = tmp_path / "views.md"

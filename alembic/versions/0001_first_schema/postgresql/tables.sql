@@ -506,6 +506,7 @@ CREATE TABLE samples (
     n_rows INTEGER NOT NULL,
     seqs BIGINT[] NOT NULL,
     probabilities DOUBLE PRECISION[],
+    model_versions BIGINT[],
     sampled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     consumer TEXT COLLATE "C",
     undone BOOLEAN DEFAULT false NOT NULL,
@@ -521,6 +522,7 @@ COMMENT ON COLUMN samples.seed IS 'its seed';
 COMMENT ON COLUMN samples.n_rows IS 'rows of the batch';
 COMMENT ON COLUMN samples.seqs IS 'the rows, in the order of the batch';
 COMMENT ON COLUMN samples.probabilities IS 'the probability of each, if it is known';
+COMMENT ON COLUMN samples.model_versions IS 'the model version of each; null: none has one';
 COMMENT ON COLUMN samples.sampled_at IS 'when';
 COMMENT ON COLUMN samples.consumer IS 'who leased the batch, where a name was given';
 COMMENT ON COLUMN samples.undone IS 'true after its consumer went back to an earlier checkpoint';

@@ -312,6 +312,7 @@ CREATE TABLE samples (
     n_rows INTEGER NOT NULL,
     seqs TEXT NOT NULL,
     probabilities TEXT,
+    model_versions TEXT,
     sampled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     consumer TEXT,
     undone BOOLEAN DEFAULT 0 NOT NULL
