@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -24,6 +25,8 @@ DECLARED = {
     "observation_fields": Sequence[str],
     "meta_fields": Mapping[str, Any],
     "spaces": Spaces | Mapping[str, Any],
+    "max_age": str | timedelta | float,
+    "max_bytes": str | int,
 }
 
 
@@ -42,7 +45,7 @@ def test_the_keyword_arguments_have_the_settings_and_types_of_the_model():
 
 def test_each_setting_has_a_name_of_its_own_and_is_described_in_its_group():
     n_settings = sum(len(type(group).model_fields) for _, group in BufferConfig())
-    assert len(PLACES) == n_settings == 24
+    assert len(PLACES) == n_settings == 26
     for group_name, group in BufferConfig():
         assert f"    {group_name}: " in BufferConfig.__doc__
         for name in type(group).model_fields:
