@@ -284,6 +284,19 @@ def _array(value: Any) -> str:
     return described_array(value, lambda item: brief(item, 1))
 
 
+def shown_age(seconds: float) -> str:
+    """Return a number of seconds in the largest unit of which it is a whole number.
+
+    Example:
+        >>> shown_age(7 * 86_400), shown_age(5_400), shown_age(0.5)
+        ('7 d', '90 min', '0.5 s')
+    """
+    for unit, n_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds and seconds % n_seconds == 0:
+            return f"{seconds / n_seconds:,.0f} {unit}"
+    return f"{seconds:,g} s"
+
+
 def shown_size(n_bytes: float) -> str:
     """Return a number of bytes in the unit that fits it."""
     for unit in ("bytes", "kB", "MB", "GB"):

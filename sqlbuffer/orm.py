@@ -343,6 +343,8 @@ class Buffer(_View):
     n_rows: Mapped[int] = mapped_column("rows")
     capacity: Mapped[int | None]
     evict_by: Mapped[str]
+    max_age_s: Mapped[float | None]
+    max_bytes: Mapped[int | None]
     created_at: Mapped[datetime]
     last_insert_at: Mapped[datetime | None]
 

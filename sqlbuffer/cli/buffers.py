@@ -42,7 +42,6 @@ from sqlbuffer.cli.output import (
     shown_url,
     write,
 )
-from sqlbuffer.display import shown_size
 from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError, SQLBufferError
 
 if TYPE_CHECKING:
@@ -470,10 +469,12 @@ _LIMITS = {"max_capacity": "capacity", "max_age": "age", "max_bytes": "size"}
 
 
 def _shown(name: str, limit: Any) -> str:
+    from sqlbuffer.display import shown_age, shown_size
+
     if limit is None:
         return UNLIMITED
     if name == "max_age":
-        return f"{limit:,.0f} s"
+        return shown_age(limit)
     return f"{limit:,}" if name == "max_capacity" else shown_size(limit)
 
 

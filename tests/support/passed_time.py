@@ -12,7 +12,8 @@ _LATER = {
 
 def let_pass(url: str, seconds: float) -> None:
     """Have everything be as it is after so many seconds."""
-    _change(url, seconds, ("clock_looks", "clock_s"), ("retention_states", "clock_s"))
+    counted = [(t, "counted_at") for t in ("clock_looks", "retention_states")]
+    _change(url, seconds, ("clock_looks", "clock_s"), ("time_marks", "at"), *counted)
 
 
 def set_clock(url: str, seconds: float) -> None:
@@ -22,10 +23,7 @@ def set_clock(url: str, seconds: float) -> None:
 
 def _change(url: str, seconds: float, *more: tuple[str, str]) -> None:
     """Subtract seconds from all stored times, in one transaction: other threads may look."""
-    columns = [
-        ("time_marks", "at"), ("clock_looks", "at"), ("retention_states", "looked_at"),
-        ("retention_states", "clock_at"), *more,
-    ]  # fmt: skip
+    columns = [("clock_looks", "at"), ("retention_states", "looked_at"), *more]
     later = _LATER["sqlite" if is_sqlite(url) else "postgresql"]
     with connected(url) as connection:
         for table, column in columns:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Engine, Text, cast, literal, select, text
 from sqlalchemy.engine import URL
 
-from sqlbuffer.display import shown_size
+from sqlbuffer.display import shown_age, shown_size
 from sqlbuffer.errors import SQLBufferError, StorageError
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.hanging import (
@@ -629,7 +629,7 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
         *checks.server,
         *(checks.full if full else ()),
         *(
-            (*checks.schema, _objects, _settings, _buffers, _copies, _holds, _stopped_clocks)
+            (*checks.schema, _objects, _settings, _buffers, _copies, _holds, _moved_clocks)
             if has_schema
             else ()
         ),
@@ -644,7 +644,7 @@ def glance(connection: Connection, url: URL) -> list[Finding]:
         connection: A connection, which may be read-only.
         url: The database, resolved.
     """
-    checks = [*_CHECKS[connection.dialect.name].quick, _copies, _stopped_clocks]
+    checks = [*_CHECKS[connection.dialect.name].quick, _copies, _moved_clocks]
     return [finding for check in checks for finding in check(connection, url)]
 
 
@@ -727,7 +727,7 @@ def _settings(connection: Connection, url: URL) -> Sequence[Finding]:
 def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
     rows = fetch_all(
         connection,
-        """SELECT w.buffer, w.max_capacity, w.evict_unit, w.live_rows,
+        """SELECT w.buffer, w.max_capacity, b.max_age_s, b.max_bytes, w.evict_unit, w.live_rows,
             (SELECT count(*) FROM experiences e
              WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq)
             + (SELECT count(*) FROM chunk_steps e
@@ -737,7 +737,7 @@ def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
             -- The window hides the beginning of the first chunk until it has left as a whole.
             + (SELECT coalesce(sum(c.n_steps), 0) FROM chunks c
                WHERE c.buffer_id = w.buffer_id AND c.first_seq + c.n_steps - 1 <= w.low_seq)
-        FROM v_windows w ORDER BY w.buffer""",
+        FROM v_windows w JOIN buffers b ON b.id = w.buffer_id ORDER BY w.buffer""",
     )
     return [_buffer(*row) for row in rows] or [Finding("buffers", "OK", "none yet")]
 
@@ -762,25 +762,26 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
     ]
 
 
-def _stopped_clocks(connection: Connection, url: URL) -> Sequence[Finding]:
-    """Name buffers whose steps do not leave by age, because the database's clock moved."""
+def _moved_clocks(connection: Connection, url: URL) -> Sequence[Finding]:
+    """Name buffers with a limit of age for which the database's clock was set."""
     rows = fetch_all(
         connection,
-        """SELECT b.name, r.stop_s, r.stop_seq FROM retention_states r
+        """SELECT b.name, r.unseen_s, r.moved_s FROM retention_states r
         JOIN buffers b ON b.id = r.buffer_id
-        WHERE r.stopped_at IS NOT NULL AND b.max_age_s IS NOT NULL ORDER BY b.name""",
+        WHERE (r.unseen_s <> 0 OR r.moved_s <> 0) AND b.max_age_s IS NOT NULL ORDER BY b.name""",
     )
     return [
         Finding(
             f"max_age of {name!r}",
             "WARN",
-            f"stopped, no step leaves by age: the clock of the database moved by {seconds:,.0f} s"
-            if seq is not None
-            else f"stopped, no step leaves by age: no process looked at the buffer for "
-            f"{seconds:,.0f} s, and the clock of the database may have moved",
+            f"{unseen_s:,.0f} s passed by the database's clock and do not count as age: no process "
+            f"looked at the buffer, and the clock may have been set"
+            if unseen_s
+            else f"the database's clock was set by {moved_s:,.0f} s; steps age by the machines' "
+            f"monotonic clocks",
             f"if its clock is right now: `sqlbuffer expire URL --buffer {name} --accept-clock`",
         )
-        for name, seconds, seq in rows
+        for name, unseen_s, moved_s in rows
     ]
 
 
@@ -804,10 +805,21 @@ def _holds(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _buffer(
-    name: str, capacity: int | None, evict_by: str, counted: int, live: int, outside: int
+    name: str,
+    capacity: int | None,
+    max_age_s: float | None,
+    max_bytes: int | None,
+    evict_by: str,
+    counted: int,
+    live: int,
+    outside: int,
 ) -> Finding:
-    limit = "unlimited" if capacity is None else f"capacity {capacity:,}"
-    detail = f"{live:,} rows, {limit}"
+    limits = [
+        *([] if capacity is None else [f"capacity {capacity:,}"]),
+        *([] if max_age_s is None else [f"at most {shown_age(max_age_s)} old"]),
+        *([] if max_bytes is None else [f"at most {shown_size(max_bytes)}"]),
+    ]
+    detail = f"{live:,} rows, {', '.join(limits) or 'unlimited'}"
     if outside:
         detail += f", and {outside:,} evicted rows that are not removed yet"
     wrong = f"; the stored count says {counted:,}" if evict_by != "row" else ""

@@ -15,7 +15,7 @@ from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.retention.sweeps import Sweep
-from sqlbuffer.storage.retention.time_marks import forget_marks, resume
+from sqlbuffer.storage.retention.time_marks import forget_marks, forget_unseen
 from sqlbuffer.storage.rows.removal import remove_where, sqlite_remove_rows
 from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -156,7 +156,7 @@ def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, Any]) -> None:
         change_config(connection, buffer.info.id, limits)
         retention = read_config(connection, buffer.info.id).retention
         if retention.max_age is None:
-            resume(connection, buffer.info.id)
+            forget_unseen(connection, buffer.info.id)
         if retention.max_age is None and retention.max_bytes is None:
             forget_marks(connection, buffer.info.id)
         if window.evict_by != "row" or buffer.info.has_chunks:

@@ -18,6 +18,7 @@ from sqlbuffer.processes import ForkLock
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers.eviction_counts import count_evictions, fold_counts
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.window import settled_seq
 from sqlbuffer.storage.chunks.sqlite import evict_chunks
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined
@@ -25,16 +26,15 @@ from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.dialects import at_once, by_database, hurried, make_room
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.retention import time_marks
-from sqlbuffer.storage.retention.time_marks import (
+from sqlbuffer.storage.retention.counted_time import (
     MOST_UNSEEN,
-    Move,
+    CountedTime,
     Witness,
-    moved,
-    resume,
-    shift_marks,
-    trim_marks,
+    count_time,
+    remember_accepted,
     witness,
 )
+from sqlbuffer.storage.retention.unit_sizes import size_bound
 from sqlbuffer.storage.rows.removal import sqlite_remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
@@ -52,7 +52,7 @@ _NOW = {
 _STATE = """
 SELECT w.evict_unit, w.max_capacity, w.max_episodes, b.max_age_s, b.max_bytes, w.low_seq,
     w.high_seq, w.live_rows, b.is_copying, r.looked_at, r.low_seq, r.high_seq, r.live_rows,
-    r.n_left, r.stopped_at, r.stop_s, r.stop_seq, r.clock_id, r.clock_at, r.clock_s,
+    r.n_left, r.counted_at, r.unseen_s, r.moved_s,
     EXISTS (SELECT 1 FROM copies c WHERE c.buffer_id = b.id)
 FROM v_windows w JOIN buffers b ON b.id = w.buffer_id
 LEFT JOIN retention_states r ON r.buffer_id = b.id
@@ -68,10 +68,12 @@ _KEEP_STATE = text(
     "looked_at = excluded.looked_at, low_seq = excluded.low_seq, high_seq = excluded.high_seq, "
     "live_rows = excluded.live_rows, n_left = excluded.n_left"
 )
-_STOP = text(
-    "UPDATE retention_states SET stopped_at = :now, stop_s = :seconds, stop_seq = :seq, "
-    "clock_id = :clock_id, clock_at = :clock_at, clock_s = :clock_s WHERE buffer_id = :id"
+_KEEP_TIME = text(
+    "UPDATE retention_states SET counted_at = :at, unseen_s = :unseen_s, moved_s = :moved_s "
+    "WHERE buffer_id = :id"
 )
+_MARKED = text("SELECT coalesce(sum(n_bytes), 0) FROM time_marks WHERE buffer_id = :id")
+_KEEP_BOUND = text("UPDATE retention_states SET bytes_seq = :bound WHERE buffer_id = :id")
 _BOUNDS = text("SELECT age_seq, bytes_seq FROM retention_bounds WHERE buffer_id = :id")
 _RAISE = text(
     "UPDATE buffers SET low_seq = :bound "
@@ -93,7 +95,7 @@ _COUNT_STEPS = text(
 @dataclass(frozen=True)
 class SweepState:
     """What a sweep reads of a buffer, in the order of `_STATE`: its limits and window, the state at
-    the last sweep, `was_`, and where the limit of age was stopped.
+    the last sweep, `was_`, and the time that counted then.
     """
 
     evict_unit: str
@@ -110,12 +112,9 @@ class SweepState:
     was_high: int | None
     was_live: int | None
     was_left: int | None
-    stopped_at: float | None
-    stop_s: float | None
-    stop_seq: int | None
-    clock_id: str | None
-    clock_at: float | None
-    clock_s: float | None
+    counted_at: float | None
+    unseen_s: float | None
+    moved_s: float | None
     is_copy: bool
 
     @property
@@ -325,8 +324,10 @@ class Sweep:
         buffer = self._buffer
         with suppress(SQLBufferError):
             try:
+                with translated(buffer.url):
+                    settled = settled_seq(buffer.engine, buffer.watermark)
                 with translated(buffer.url), hurried(buffer.engine, WAIT_S) as connection:
-                    state, removed = self._look(connection)
+                    state, removed = self._look(connection, settled)
                 if removed.total or (state is not None and state.leaves_whole):
                     self._clean_later()
             except StorageReadOnlyError:
@@ -357,27 +358,32 @@ class Sweep:
             accept_clock: Believe the database's clock, though it moved.
             is_new: A person has just set the state: the times of stored steps are believed.
         """
-        buffer = self._buffer
+        buffer, settled = self._buffer, None
 
         def work(connection: Connection) -> Removed:
-            _, removed = self._look(connection, wait=True, accepts=accept_clock, is_new=is_new)
+            _, removed = self._look(
+                connection, settled, wait=True, accepts=accept_clock, is_new=is_new
+            )
             return removed
 
         if not is_joined():
             with translated(buffer.url):
+                settled = settled_seq(buffer.engine, buffer.watermark)
                 make_room(buffer.engine)
         return buffer.write(work) + self._clean()
 
     def _look(
         self,
         connection: Connection,
+        settled: int | None,
         *,
         wait: bool = False,
         accepts: bool = False,
         is_new: bool = False,
     ) -> tuple[SweepState | None, Removed]:
-        """Mark the time, compare clocks, raise the window, and count what left.
+        """Mark the time, raise the window, and count what left.
 
+        Steps above a settled number may still wait for their transaction: no mark counts them.
         Return what was read, or None if another process has just done it.
         """
         buffer, id_ = self._buffer, self._buffer.info.id
@@ -401,20 +407,36 @@ class Sweep:
         self._keep_state(connection, state, now)
         if not state.has_marks:
             return state, nothing
-        has_moved = self._check_clock(connection, state, now, moment, accepts, is_new)
+        high = state.high if settled is None else min(state.high, settled)
+        counted = self._count_time(connection, state, high, now, moment, accepts, is_new)
+        assert counted.at is not None
         time_marks.mark(
-            connection, buffer.info, state.low, state.high, now, state.max_age,
-            state.max_bytes, has_moved=has_moved,
+            connection, buffer.info, state.low, high, now, counted.at, state.max_age,
+            state.max_bytes, has_moved=counted.has_moved,
         )  # fmt: skip
         if state.max_bytes is not None:
             time_marks.measure(connection, buffer.info, state.low, state.max_bytes, is_new=is_new)
+            if state.evict_unit != "row":
+                self._bound_units(connection, state.max_bytes)
         age, size = self._bounds(connection)
         removed = self._raise(connection, state, age or 0, size or 0)
         if removed.total:
             self._keep_state(connection, state, now)
-        low = state.low if state.evict_unit == "row" else 0
-        trim_marks(connection, id_, max(age or 0, size or 0, low))
+        # Units that stay may have steps of any number.
+        left = max(age or 0, size or 0, state.low) if state.evict_unit == "row" else state.low
+        time_marks.trim_marks(connection, id_, left)
         return state, removed
+
+    def _bound_units(self, connection: Connection, max_bytes: int) -> None:
+        """Find the tasks or episodes that leave for the size, if marks say that it is passed."""
+        id_ = {"id": self._buffer.info.id}
+        n_marked = connection.execute(_MARKED, id_).scalar_one()
+        bound = None
+        if n_marked > max_bytes:
+            bound = size_bound(connection, self._buffer.info, max_bytes)
+            # Units of any number have left since they were measured, or do now.
+            time_marks.forget_sizes(connection, self._buffer.info.id)
+        connection.execute(_KEEP_BOUND, {**id_, "bound": bound})
 
     def count_capacity(self, connection: Connection) -> None:
         """Count what has left because of the capacity until now: before it changes, and after.
@@ -437,12 +459,13 @@ class Sweep:
         """Count what left because of the capacity since the last sweep, as a difference."""
         if not state.has_capacity:
             return
-        id_ = self._buffer.info.id
+        # Numbers are not given again, though the newest steps may have been deleted.
+        id_, high = self._buffer.info.id, max(state.high, state.was_high or 0)
         if state.evict_unit == "row":
             before = state.was_low
             if before is None:
                 before = state.low if state.is_copy else 0
-            n_left = state.high - (state.max_capacity or 0) - before
+            n_left = high - (state.max_capacity or 0) - before
         else:
             if state.was_live is None or state.was_high is None:
                 if state.is_copy:
@@ -451,7 +474,7 @@ class Sweep:
             else:
                 n_before = state.was_live - state.was_high
             n_others = self._n_left(connection) - (state.was_left or 0)
-            n_left = n_before + state.high - state.live_rows - n_others
+            n_left = n_before + high - state.live_rows - n_others
         count_evictions(connection, id_, self._buffer.origin, "capacity", n_left)
 
     def _n_left(self, connection: Connection) -> int:
@@ -460,76 +483,39 @@ class Sweep:
     def _keep_state(self, connection: Connection, state: SweepState, now: float) -> None:
         window = self._buffer.window_in(connection)
         values = {
-            "id": self._buffer.info.id, "now": now, "low": window.low, "high": state.high,
-            "live": state.live_rows, "n_left": self._n_left(connection),
+            "id": self._buffer.info.id, "now": now, "low": max(window.low, state.was_low or 0),
+            "high": max(state.high, state.was_high or 0), "live": state.live_rows,
+            "n_left": self._n_left(connection),
         }  # fmt: skip
         connection.execute(_KEEP_STATE, values)
 
-    def _check_clock(
+    def _count_time(
         self,
         connection: Connection,
         state: SweepState,
+        high: int,
         now: float,
         moment: Witness,
         accepts: bool,
         is_new: bool,
-    ) -> bool:
-        """Compare the database's clock with a witness; stop the limit of age if it moved.
-
-        Return True if the clock moved since the last look, or a move was not accepted yet.
-        """
-        id_ = self._buffer.info.id
-        gap = time_marks.backfill(connection, self._buffer.info, state.low, state.high, now)
-        newest = connection.execute(time_marks.NEWEST_MARK, {"id": id_}).one_or_none()
-        move = time_marks.look(connection, id_, now, moment, state.max_age)
+    ) -> CountedTime:
+        """Return the counted time now; mark steps that were stored before there were limits."""
+        info = self._buffer.info
+        before = CountedTime(state.counted_at, state.unseen_s or 0.0, state.moved_s or 0.0)
+        counted = count_time(connection, info.id, before, now, moment, state.max_age)
         if accepts:
-            self._accept(connection, state, move, None if newest is None else newest.seq)
-            time_marks.forget_looks(connection, id_, moment)
-            return True
-        if state.max_age is not None and gap > state.max_age * MOST_UNSEEN and not is_new:
-            move = move or Move(gap, None)
-        if state.stopped_at is not None:
-            self._resume_if_back(connection, state, now, moment)
-            return True
-        # Steps that were marked by a clock that was ahead leave with the first that come after it
-        # was set back: a mark of a greater number counts.
-        if move is None or move.seconds < 0:
-            return move is not None
-        seq = None if newest is None or move.before is None else newest.seq
-        if state.max_age is None:
-            if seq is not None:
-                shift_marks(connection, id_, seq, move.seconds)
-            return True
-        clock, at = move.before or (Witness("", 0.0), None)
-        values = {
-            "id": id_, "now": now, "seconds": move.seconds, "seq": seq,
-            "clock_id": clock.clock_id or None, "clock_at": at,
-            "clock_s": None if at is None else clock.clock_s,
-        }  # fmt: skip
-        connection.execute(_STOP, values)
-        return True
-
-    def _accept(
-        self, connection: Connection, state: SweepState, move: Move | None, newest: int | None
-    ) -> None:
-        """Correct the times of marks as far as a witness knows them, and apply the age again."""
-        id_ = self._buffer.info.id
-        if state.stopped_at is not None:
-            if state.stop_seq is not None and state.stop_s is not None:
-                shift_marks(connection, id_, state.stop_seq, state.stop_s)
-            resume(connection, id_)
-        if move is not None and move.before is not None and newest is not None:
-            shift_marks(connection, id_, newest, move.seconds)
-
-    def _resume_if_back(
-        self, connection: Connection, state: SweepState, now: float, moment: Witness
-    ) -> None:
-        """Resume if the clock shows again what it would if it had not moved."""
-        clock_s, at = state.clock_s, state.clock_at
-        if state.clock_id != moment.clock_id or clock_s is None or at is None:
-            return
-        if not moved(clock_s, at, moment.clock_s, now):
-            resume(connection, self._buffer.info.id)
+            counted = counted.accepted()
+            remember_accepted(connection, info.id, counted, now, moment)
+        assert counted.at is not None
+        # Steps without a mark came after the last look. Before the first one, a clock may have been
+        # wrong that no machine saw.
+        oldest = state.counted_at or 0.0
+        if state.counted_at is None and state.max_age is not None and not (accepts or is_new):
+            oldest = counted.at - state.max_age * MOST_UNSEEN
+        time_marks.backfill(connection, info, state.low, high, now, counted.at, oldest)
+        values = {"id": info.id, "at": counted.at, "unseen_s": counted.unseen_s}
+        connection.execute(_KEEP_TIME, {**values, "moved_s": counted.moved_s})
+        return counted
 
     def _bounds(self, connection: Connection) -> tuple[int | None, int | None]:
         row = connection.execute(_BOUNDS, {"id": self._buffer.info.id}).one_or_none()

@@ -180,6 +180,8 @@ VIEWS = {
             "capacity": ("integer", "largest number of rows; null is unlimited"),
             "fill": ("real", "`rows / capacity`; null where unlimited"),
             "evict_by": ("text", "unit of eviction: `row`, `task` or `episode`"),
+            "max_age_s": ("real", "largest age of a step, in seconds; null is unlimited"),
+            "max_bytes": ("integer", "largest number of bytes of payloads; null is unlimited"),
             "oldest_at": ("time", "earliest `executed_at`"),
             "newest_at": ("time", "latest `executed_at`"),
             "last_insert_at": ("time", "when the last row was written"),

@@ -4,6 +4,7 @@ import datetime
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from sqlbuffer import BufferConfig, QueryBuilder, Removed, ReplayBuffer
 from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.storage.holds import Hold
-from sqlbuffer.storage.retention.time_marks import witness
+from sqlbuffer.storage.retention.counted_time import witness
 from tests.support.limited_rows import rows_of, steps_in
 from tests.support.passed_time import evicted, let_pass, set_clock
 from tests.support.sql import is_sqlite, plain_engine, run, scalar
@@ -154,82 +155,137 @@ def test_whole_tasks_and_episodes_leave_with_their_newest_step(buffer_url, make_
         assert scalar(buffer_url, "SELECT live_rows FROM buffers") == 0
 
 
+DAY = 24 * HOUR
+
+
+def warned(url):
+    """Return whether `doctor` says that the clock was set."""
+    result = subprocess.run(
+        [sys.executable, "-m", "sqlbuffer.cli", "doctor", url], capture_output=True, text=True
+    )
+    return "max_age of" in result.stdout
+
+
+def restart(url):
+    """Have all looks be of machines that are gone."""
+    run(url, "UPDATE clock_looks SET clock_id = CAST(at AS text)")
+
+
 @both_layouts
-def test_a_clock_that_jumps_stops_the_limit_of_age(buffer, buffer_url):
+@pytest.mark.parametrize("days", [30, -30])
+def test_steps_age_by_the_time_that_passes_whatever_the_clock_shows(buffer, buffer_url, days):
     store(buffer, 0, 10)
-    set_clock(buffer_url, 30 * 24 * HOUR)
+    set_clock(buffer_url, days * DAY)
     assert buffer.expire() == Removed(0, 0, 0)
-    let_pass(buffer_url, 20)
+    let_pass(buffer_url, HOUR / 2)
     store(buffer, 10, 10)
     assert len(buffer) == 20
-    let_pass(buffer_url, 2 * HOUR)
-    assert buffer.expire() == Removed(0, 0, 0)  # until a person says so
-    # The person knows that the clock is right; the steps are as old as the witness says.
-    assert buffer.expire(accept_clock=True) == Removed(0, 0, 0, aged=20)
+    let_pass(buffer_url, HOUR / 2 + 20)
+    assert buffer.expire() == Removed(0, 0, 0, aged=10)
+    set_clock(buffer_url, -days * DAY)
     store(buffer, 20, 5)
-    assert buffer.expire() == Removed(0, 0, 0)
-    let_pass(buffer_url, HOUR + 1)
-    assert buffer.expire() == Removed(0, 0, 0, aged=5)
-
-
-@both_layouts
-def test_an_accepted_clock_does_not_make_young_steps_old(buffer, buffer_url):
-    store(buffer, 0, 10)
-    set_clock(buffer_url, 30 * 24 * HOUR)
-    assert buffer.expire(accept_clock=True) == Removed(0, 0, 0)
-    assert buffer.expire() == Removed(0, 0, 0)
-    let_pass(buffer_url, HOUR - 100)
-    assert buffer.expire() == Removed(0, 0, 0)
-    let_pass(buffer_url, 101)
+    let_pass(buffer_url, HOUR / 2)
     assert buffer.expire() == Removed(0, 0, 0, aged=10)
+    let_pass(buffer_url, HOUR / 2 + 20)
+    assert buffer.expire(accept_clock=True) == Removed(0, 0, 0, aged=5)
+
+
+def test_a_clock_that_creeps_does_not_make_steps_old(buffer_url):
+    with ReplayBuffer(buffer_url, max_age="1h") as buffer:
+        store(buffer, 0, 10)
+        for _ in range(20):
+            set_clock(buffer_url, 4.9 * 60)
+            buffer.expire()
+        assert len(buffer) == 10
+
+
+@pytest.mark.parametrize("days", [30, -30])
+def test_a_clock_that_was_wrong_around_a_restart_empties_no_buffer(buffer_url, days):
+    with ReplayBuffer(buffer_url, max_age="7d") as buffer:
+        store(buffer, 0, 10)
+        restart(buffer_url)
+        set_clock(buffer_url, days * DAY)
+        store(buffer, 10, 10)
+        assert buffer.expire().total == 0
+        for _ in range(2):
+            restart(buffer_url)
+            set_clock(buffer_url, -days * DAY)
+            assert buffer.expire().total == 0
+            days = -days
+        assert len(buffer) == 20
+        let_pass(buffer_url, 7 * DAY + 20)
+        assert buffer.expire().aged == 20
 
 
 @both_layouts
-def test_a_clock_that_is_corrected_resumes(buffer, buffer_url):
+def test_a_time_that_no_process_saw_counts_up_to_half_of_the_age(buffer, buffer_url):
     store(buffer, 0, 10)
-    set_clock(buffer_url, 30 * 24 * HOUR)
-    store(buffer, 10, 10)
-    set_clock(buffer_url, -30 * 24 * HOUR)
-    let_pass(buffer_url, HOUR + 20)
-    assert buffer.expire() == Removed(0, 0, 0, aged=10)
-    # Marked by the wrong clock, they leave with the next ones.
-    store(buffer, 20, 1)
-    let_pass(buffer_url, HOUR + 20)
-    assert buffer.expire() == Removed(0, 0, 0, aged=11)
-
-
-@both_layouts
-def test_a_clock_that_is_set_back_keeps_no_step_longer(buffer, buffer_url):
-    store(buffer, 0, 10)
-    set_clock(buffer_url, -24 * HOUR)
-    store(buffer, 10, 10)
-    assert len(buffer) == 20
-    let_pass(buffer_url, HOUR - 60)
-    assert buffer.expire() == Removed(0, 0, 0)
-    let_pass(buffer_url, 120)
-    assert buffer.expire() == Removed(0, 0, 0, aged=20)
-
-
-@both_layouts
-def test_a_time_that_no_process_saw_is_believed_up_to_half_of_the_age(buffer, buffer_url):
-    def restart():
-        run(buffer_url, "UPDATE clock_looks SET clock_id = CAST(at AS text)")
-
-    store(buffer, 0, 10)
-    set_clock(buffer_url, HOUR * 0.45)
-    restart()
-    store(buffer, 10, 10)
-    set_clock(buffer_url, HOUR * 0.45)
-    restart()
-    store(buffer, 20, 10)
+    for first in (10, 20):
+        set_clock(buffer_url, HOUR * 0.45)
+        restart(buffer_url)
+        store(buffer, first, 10)
     assert len(buffer) == 30
     set_clock(buffer_url, HOUR * 0.45)
-    restart()
+    restart(buffer_url)
     assert buffer.expire() == Removed(0, 0, 0, aged=10)
     set_clock(buffer_url, HOUR * 0.55)
-    restart()
+    restart(buffer_url)
     assert buffer.expire() == Removed(0, 0, 0)
     assert buffer.expire(accept_clock=True) == Removed(0, 0, 0, aged=20)
+
+
+def test_a_limit_that_is_taken_away_and_set_again_forgets_no_move(buffer_url):
+    with ReplayBuffer(buffer_url, max_age="1h", max_bytes="1 GB") as buffer:
+        store(buffer, 0, 10)
+        set_clock(buffer_url, 30 * DAY)
+        buffer.expire()
+        buffer.resize(max_age=None)
+        buffer.resize(max_age="1h")
+        assert len(buffer) == 10
+
+
+@both_layouts
+@pytest.mark.parametrize("unit", ["task", "episode"])
+def test_interleaved_units_leave_for_the_size(buffer_url, make_buffer, unit):
+    most, rng = 300_000, np.random.default_rng(0)
+    fields = {} if make_buffer is ReplayBuffer else {"fields": {"number": "int64"}}
+    with ReplayBuffer(buffer_url, max_bytes=most, evict_by=unit, **fields) as buffer:
+        for part in range(10):
+            for key in map(str, range(10)):
+                noise = [{"x": rng.integers(0, 256, 3_000, np.uint8)} for _ in range(3)]
+                more = {"number": range(3)} if fields else {}
+                ids = {"task_id": key} | ({"episode_id": key} if unit == "episode" else {})
+                buffer.extend({"state": noise, **more}, **ids)
+                if unit == "episode" and part == 9:
+                    buffer.end_episode(key, key)
+            let_pass(buffer_url, 20)
+            buffer.expire()
+        buffer.expire()
+        assert 0.5 * most < buffer.size_bytes() <= most
+        assert set(evicted(buffer_url)) == {"bytes"}
+
+
+def test_steps_of_a_transaction_under_way_count_later(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    rng = np.random.default_rng(0)
+
+    def noise(n):
+        return [{"x": rng.integers(0, 256, 3_000, np.uint8)} for _ in range(n)]
+
+    with ReplayBuffer(url, max_bytes=1_000_000) as buffer, ReplayBuffer(url) as other:
+
+        def work(tx):
+            tx.extend({"state": noise(600)}, task_id="long")
+            with ThreadPoolExecutor() as pool:  # as another process would
+                pool.submit(other.add, task_id="short").result()
+                pool.submit(other.expire).result()
+
+        buffer.transaction(work)
+        for _ in range(2):
+            let_pass(url, 20)
+            other.add(task_id="short")
+            other.expire()
+        assert buffer.size_bytes() < 1_100_000
 
 
 def test_settings_say_what_they_take(buffer_url):
@@ -440,7 +496,7 @@ def test_a_reader_changes_nothing(buffer, buffer_url):
 
 def test_every_process_of_a_machine_has_the_same_witness():
     program = (
-        "from sqlbuffer.storage.retention.time_marks import witness; print(witness().clock_id)"
+        "from sqlbuffer.storage.retention.counted_time import witness; print(witness().clock_id)"
     )
     ids = {
         subprocess.run(
@@ -449,3 +505,82 @@ def test_every_process_of_a_machine_has_the_same_witness():
         for _ in range(2)
     }
     assert ids == {witness().clock_id}
+
+
+@both_layouts
+def test_large_steps_fill_the_size(buffer_url, make_buffer):
+    """Between nine tenths of the limit and all of it, though each step is a large part of it."""
+    most, payload = 2_000_000, 50_000
+
+    def store_large(buffer, first, n):
+        rng = np.random.default_rng(first)
+        rows = rows_of([None] * (first + n))[first:]
+        for row in rows:  # noise: PostgreSQL compresses what repeats
+            row.exp_data.state = {"noise": rng.integers(0, 256, payload, np.uint8)}
+        buffer.store_batch(rows)
+        make_due(buffer)
+
+    with make_buffer(buffer_url, max_bytes=most) as buffer:
+        for first in (0, 100, 200):
+            store_large(buffer, first, 100)
+            let_pass(buffer_url, 20)
+        buffer.expire()
+        kept = steps_in(buffer.get_all())
+        assert kept == list(range(300 - len(kept), 300))
+        # A chunk leaves as a whole.
+        chunk = 0 if make_buffer is ReplayBuffer else 256 * 1024
+        assert 0.9 * most - payload - chunk < len(kept) * payload <= most
+        buffer.resize(max_bytes=most // 2)
+        assert 0.4 * most - payload - chunk < len(buffer) * payload <= most // 2
+
+
+def test_texts_count_by_their_bytes(buffer_url):
+    text = "漢字" * 500  # 3,000 bytes in 1,000 characters
+    with ReplayBuffer(buffer_url) as buffer:
+        rows = rows_of([None] * 10)
+        for i, row in enumerate(rows):
+            row.exp_data.state = {"text": f"{i}{text}"}
+        buffer.store_batch(rows)
+        least = 10 * 3_000 if is_sqlite(buffer_url) else 100  # compressed
+        assert least < buffer.size_bytes() < 10 * 3_300
+
+
+def test_shared_messages_count_for_the_size(buffer_url):
+    rng = np.random.default_rng(0)
+    with ReplayBuffer(buffer_url, shared_messages=True, max_bytes=200_000) as buffer:
+        for n in range(20):
+            noise = "".join(map(chr, rng.integers(33, 127, 20_000)))
+            buffer.add(messages=[{"role": "user", "content": noise}], step=n)
+        make_due(buffer)
+        let_pass(buffer_url, 20)
+        buffer.expire()
+        assert 4 <= len(buffer) <= 10
+
+
+@both_layouts
+def test_what_a_resize_evicts_is_counted(buffer_url, make_buffer):
+    with make_buffer(buffer_url, max_capacity=100) as buffer:
+        buffer.store_batch(rows_of([None] * 120))
+        buffer.resize(50)
+        buffer.resize(10_000)
+        buffer.expire()
+        assert evicted(buffer_url) == {"capacity": 70}
+        assert buffer.stats().evicted == 70
+
+
+def test_counts_that_are_deleted_after_a_year_are_not_counted_again(buffer_url):
+    with ReplayBuffer(buffer_url, evict_by="task", max_capacity=100) as buffer:
+        buffer.store_batch(rows_of([None] * 20))
+        buffer.delete({"field": "step", "op": "lt", "value": 7})
+        buffer.expire()
+        assert evicted(buffer_url) == {"deleted": 7}
+        run(buffer_url, "UPDATE eviction_counts SET hour = hour - 9000")
+        let_pass(buffer_url, 20)
+        buffer.expire()
+        assert evicted(buffer_url) == {}
+
+
+def test_doctor_and_views_show_the_limits(buffer_url):
+    with ReplayBuffer(buffer_url, max_age="7d", max_bytes="200 GB"):
+        limits = run(buffer_url, "SELECT max_age_s, max_bytes FROM v_buffers")
+        assert limits == [(7 * 86_400.0, 200_000_000_000)]

@@ -58,4 +58,4 @@ def test_writers_and_sweeps_run_together_and_one_of_them_is_killed(buffer_url, k
         assert len(buffer) == 0
         assert evicted(buffer_url) == {"age": total}
         assert scalar(buffer_url, "SELECT count(*) FROM v_experiences") == 0
-        assert run(buffer_url, "SELECT stopped_at FROM retention_states") == [(None,)]
+        assert run(buffer_url, "SELECT unseen_s FROM retention_states") == [(0.0,)]

@@ -147,8 +147,8 @@ def test_the_view_answers_what_trained_an_iteration_and_where_an_episode_was_use
         buffer.store_episode(arrays_of(2), episode_id="e2")
         shown = "SELECT seq, model_version, id IS NULL FROM v_samples WHERE clock = 1 ORDER BY 1"
         assert [(*row, bool(gone)) for *row, gone in run(buffer_url, shown)] == [
-            (1, None, True),
-            (2, None, True),
+            (1, 1, True),
+            (2, 2, True),
             (3, 3, False),
         ]
 

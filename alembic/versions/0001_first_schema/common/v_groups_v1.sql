@@ -22,6 +22,8 @@ SELECT b.name AS buffer,
     ) ELSE 0 END AS late
 FROM group_stats g
 JOIN buffers b ON b.id = g.buffer_id
+JOIN v_windows w ON w.buffer_id = g.buffer_id
+WHERE EXISTS (SELECT 1 FROM rollout_stats r WHERE r.buffer_id = g.buffer_id AND r.group_id = g.group_id AND r.last_seq > w.low_seq)
 UNION ALL
 SELECT b.name, min(r.task_id), r.group_id, CAST(max(CASE WHEN r.episode_id = 0 THEN 1 ELSE 0 END) AS bigint), CAST(sum(r.length) AS bigint),
     sum(CASE WHEN r.episode_id = 0 THEN r."return" END), sum(CASE WHEN r.episode_id = 0 THEN r."return" END),
@@ -31,6 +33,7 @@ SELECT b.name, min(r.task_id), r.group_id, CAST(max(CASE WHEN r.episode_id = 0 T
     CAST(sum(CASE WHEN r.episode_id > 0 THEN 1 ELSE 0 END) AS bigint), CAST(0 AS bigint)
 FROM rollout_stats r
 JOIN buffers b ON b.id = r.buffer_id
-WHERE (r.episode_id = 0 OR r.is_aborted)
+JOIN v_windows w ON w.buffer_id = r.buffer_id
+WHERE (r.episode_id = 0 OR r.is_aborted) AND r.last_seq > w.low_seq
   AND NOT EXISTS (SELECT 1 FROM group_stats g WHERE g.buffer_id = r.buffer_id AND g.group_id = r.group_id)
 GROUP BY b.name, r.buffer_id, r.group_id

@@ -1008,7 +1008,7 @@ CREATE TABLE time_marks (
 );
 COMMENT ON COLUMN time_marks.buffer_id IS 'the buffer';
 COMMENT ON COLUMN time_marks.seq IS 'the newest seq at that time';
-COMMENT ON COLUMN time_marks.at IS 'time of the database''s clock, in Unix seconds';
+COMMENT ON COLUMN time_marks.at IS 'counted time then, in Unix seconds';
 COMMENT ON COLUMN time_marks.n_bytes IS 'bytes of the steps since the mark before; null: not measured';
 CREATE INDEX ix_time_marks_buffer_id_at ON time_marks (buffer_id, at);
 
@@ -1017,12 +1017,14 @@ CREATE TABLE clock_looks (
     clock_id TEXT COLLATE "C" NOT NULL,
     at DOUBLE PRECISION NOT NULL,
     clock_s DOUBLE PRECISION NOT NULL,
+    counted_at DOUBLE PRECISION NOT NULL,
     CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
 );
 COMMENT ON COLUMN clock_looks.buffer_id IS 'the buffer';
 COMMENT ON COLUMN clock_looks.clock_id IS 'a monotonic clock: that of a machine since it started, or of a process';
 COMMENT ON COLUMN clock_looks.at IS 'time of the database''s clock, in Unix seconds';
 COMMENT ON COLUMN clock_looks.clock_s IS 'time of the monotonic clock at that moment, in seconds';
+COMMENT ON COLUMN clock_looks.counted_at IS 'counted time at that moment';
 
 CREATE TABLE retention_states (
     buffer_id INTEGER NOT NULL,
@@ -1031,12 +1033,10 @@ CREATE TABLE retention_states (
     high_seq BIGINT NOT NULL,
     live_rows BIGINT NOT NULL,
     n_left BIGINT NOT NULL,
-    stopped_at DOUBLE PRECISION,
-    stop_s DOUBLE PRECISION,
-    stop_seq BIGINT,
-    clock_id TEXT COLLATE "C",
-    clock_at DOUBLE PRECISION,
-    clock_s DOUBLE PRECISION,
+    counted_at DOUBLE PRECISION,
+    unseen_s DOUBLE PRECISION DEFAULT 0 NOT NULL,
+    moved_s DOUBLE PRECISION DEFAULT 0 NOT NULL,
+    bytes_seq BIGINT,
     CONSTRAINT pk_retention_states PRIMARY KEY (buffer_id)
 );
 COMMENT ON COLUMN retention_states.buffer_id IS 'the buffer';
@@ -1045,12 +1045,10 @@ COMMENT ON COLUMN retention_states.low_seq IS 'lower end of the window at the la
 COMMENT ON COLUMN retention_states.high_seq IS 'newest seq at the last sweep';
 COMMENT ON COLUMN retention_states.live_rows IS 'rows held at the last sweep, if eviction is by task or episode';
 COMMENT ON COLUMN retention_states.n_left IS 'rows that had left for other reasons than capacity then';
-COMMENT ON COLUMN retention_states.stopped_at IS 'time at which a sweep found that the clock had moved; null: max_age applies';
-COMMENT ON COLUMN retention_states.stop_s IS 'seconds that the clock moved, or that no witness spans';
-COMMENT ON COLUMN retention_states.stop_seq IS 'the newest time mark before the move; null: no witness spans the time';
-COMMENT ON COLUMN retention_states.clock_id IS 'the monotonic clock that saw the move';
-COMMENT ON COLUMN retention_states.clock_at IS 'time of the database''s clock before the move';
-COMMENT ON COLUMN retention_states.clock_s IS 'time of that monotonic clock before the move';
+COMMENT ON COLUMN retention_states.counted_at IS 'counted time at the last sweep, in Unix seconds';
+COMMENT ON COLUMN retention_states.unseen_s IS 'seconds that passed by the database''s clock and do not count: no machine saw them';
+COMMENT ON COLUMN retention_states.moved_s IS 'seconds that the database''s clock was set by, as machines saw';
+COMMENT ON COLUMN retention_states.bytes_seq IS 'tasks or episodes whose steps end up to this seq leave for the size; null: none';
 
 CREATE TABLE rank_agreements (
     buffer_id INTEGER NOT NULL,

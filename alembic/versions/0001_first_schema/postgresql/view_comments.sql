@@ -89,6 +89,8 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_buffers."capacity" IS 'largest number of rows; null is unlimited';
     COMMENT ON COLUMN v_buffers."fill" IS '`rows / capacity`; null where unlimited';
     COMMENT ON COLUMN v_buffers."evict_by" IS 'unit of eviction: `row`, `task` or `episode`';
+    COMMENT ON COLUMN v_buffers."max_age_s" IS 'largest age of a step, in seconds; null is unlimited';
+    COMMENT ON COLUMN v_buffers."max_bytes" IS 'largest number of bytes of payloads; null is unlimited';
     COMMENT ON COLUMN v_buffers."oldest_at" IS 'earliest `executed_at`';
     COMMENT ON COLUMN v_buffers."newest_at" IS 'latest `executed_at`';
     COMMENT ON COLUMN v_buffers."last_insert_at" IS 'when the last row was written';

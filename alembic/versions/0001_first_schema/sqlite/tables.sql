@@ -627,6 +627,7 @@ CREATE TABLE clock_looks (
     clock_id TEXT NOT NULL,
     at DOUBLE NOT NULL,
     clock_s DOUBLE NOT NULL,
+    counted_at DOUBLE NOT NULL,
     CONSTRAINT pk_clock_looks PRIMARY KEY (buffer_id, clock_id)
 );
 
@@ -637,12 +638,10 @@ CREATE TABLE retention_states (
     high_seq BIGINT NOT NULL,
     live_rows BIGINT NOT NULL,
     n_left BIGINT NOT NULL,
-    stopped_at DOUBLE,
-    stop_s DOUBLE,
-    stop_seq BIGINT,
-    clock_id TEXT,
-    clock_at DOUBLE,
-    clock_s DOUBLE,
+    counted_at DOUBLE,
+    unseen_s DOUBLE DEFAULT 0 NOT NULL,
+    moved_s DOUBLE DEFAULT 0 NOT NULL,
+    bytes_seq BIGINT,
     CONSTRAINT pk_retention_states PRIMARY KEY (buffer_id)
 );
 

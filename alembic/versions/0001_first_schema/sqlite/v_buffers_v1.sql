@@ -3,7 +3,7 @@
 -- all of them; of chunks it adds up the lengths. It uses two bounds: with one the planner, which does
 -- not know the number, would rather read the whole table.
 CREATE VIEW v_buffers AS
-SELECT buffer, buffer_id, rows, capacity, CAST(rows AS REAL) / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
+SELECT buffer, buffer_id, rows, capacity, CAST(rows AS REAL) / capacity AS fill, evict_by, max_age_s, max_bytes, oldest_at, newest_at, last_insert_at, created_at,
     expired, used_up, other_session, partial, flat, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
 FROM (
     WITH w AS MATERIALIZED (
@@ -29,7 +29,7 @@ FROM (
                    AND e.seq >= w.newest AND e.seq <= w.high_seq)
             END
         END AS rows,
-        w.max_capacity AS capacity, w.evict_unit AS evict_by,
+        w.max_capacity AS capacity, w.evict_unit AS evict_by, b.max_age_s, b.max_bytes,
         CASE WHEN b.has_chunks THEN
         (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', min(e.execute_time), 'unixepoch')
          FROM chunk_steps e WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq AND e.first_seq > w.low_seq - 256)
