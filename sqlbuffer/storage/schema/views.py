@@ -188,8 +188,8 @@ VIEWS = {
             "created_at": ("time", "when the buffer was created"),
             "expired": (
                 "integer",
-                "rows that were deleted because they were too stale: too many versions behind the "
-                "clock (`max_staleness`); those that left by age are in `v_evictions`",
+                "rows that were deleted because they were too stale: more than `max_staleness` "
+                "versions behind the clock",
             ),
             "used_up": ("integer", "rows that were deleted after `max_use` uses"),
             "other_session": (
@@ -360,18 +360,18 @@ VIEWS = {
         },
     ),
     "v_evictions": View(
-        "One row per hour and reason for which steps left a buffer. Steps that left for `capacity` "
-        "are counted as numbers of the window, every ten seconds by a process that writes, or by "
-        "`sqlbuffer expire`: numbers that were deleted before, or that no step ever had, count as "
-        "well. Deletions by plain SQL are not counted.",
+        "One row per hour and reason for which steps left a buffer, for a year. A process that "
+        "writes counts those that left for `capacity` every ten seconds, and `expire` at once. It "
+        "counts each `seq` that the window has passed: also those of steps that were deleted "
+        "before, and those that no step ever had. Deletions by plain SQL are not counted.",
         {
             "buffer": _BUFFER,
             "hour": ("time", "the hour in which they were counted, by the database's clock"),
             "reason": (
                 "text",
-                "`capacity` (max_capacity, max_episodes), `age` (max_age), `bytes` (max_bytes), "
-                "`deleted`, `expired` (max_staleness), `used_up` (max_use), `other_session`, "
-                "`partial` (groups that stayed incomplete, or late rows), `flat` (min_spread)",
+                "`capacity`, `age`, `bytes`, `deleted`, `expired` (too stale), `used_up` "
+                "(`max_use`), `other_session`, `partial` (incomplete groups, late rows), or `flat` "
+                "(`min_spread`)",
             ),
             "steps": ("integer", "number of steps"),
         },
