@@ -2657,20 +2657,21 @@ class ReplayBuffer:
     def expire(self, *, accept_clock: bool = False) -> Removed:
         """Delete all rows that can never be sampled again, and those past `max_age`, `max_bytes`.
 
-        These rows are too old by the clock, used `max_use` times, or of another session. A process
-        that samples or sets the clock also deletes some of them every ten seconds, unless the
-        buffer was made with `keep_expired`.
+        These rows are too stale by the clock, used `max_use` times, or of another session. A
+        process that samples or sets the clock also deletes some of them every ten seconds, unless
+        the buffer was made with `keep_expired`.
 
         Steps of an episode are deleted when no step of it may be sampled, because other steps need
         them. Buffers that evict by task or by episode delete whole ones. Rows in quarantine stay.
 
         A process that writes also lets steps leave by `max_age` and `max_bytes`, every ten seconds.
         For a buffer to which no process writes, call this, or `sqlbuffer expire`, every 45 seconds.
-        If the database's clock was set, or no process has looked at the buffer for more than half
-        of `max_age`, no step leaves by age until a call accepts the clock.
+        Steps age by the machines' monotonic clocks, so that a clock that is set makes none old.
+        While no process runs, time counts by the database's clock, up to half of `max_age`.
 
         Args:
-            accept_clock: The database's clock is right now: apply `max_age` again.
+            accept_clock: The database's clock is right: time that passed by it while no process ran
+                counts, however long.
 
         Returns:
             The number of deleted rows, by cause.

@@ -31,6 +31,7 @@ from sqlbuffer.storage.writing.rows import WriteBatch
 __all__ = [
     "CONNECTION_PRAGMAS",
     "PART_BYTES",
+    "VIEWS",
     "cleaner_of",
     "close_pool",
     "engine_behind",

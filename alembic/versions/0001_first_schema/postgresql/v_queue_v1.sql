@@ -14,12 +14,12 @@ FROM (
         sum(r.uses)::bigint AS uses, min(r.first_at) AS first_at, max(r.last_at) AS last_at, max(r.held_until) AS held_until,
         sum(CASE WHEN r.episode_id IS NULL THEN r.rows WHEN r.status = 'complete' THEN 1 ELSE 0 END)::bigint AS rollouts,
         count(*) FILTER (WHERE r.status = 'open') AS n_open, count(*) FILTER (WHERE r.status IN ('aborted', 'abandoned')) AS n_incomplete,
-        count(*) FILTER (WHERE r.status = 'complete' AND r.reward IS NULL) AS n_unjudged,
+        CAST(sum(CASE WHEN r.episode_id IS NULL THEN r.rows - r.n_rewards WHEN r.status = 'complete' AND r.reward IS NULL THEN 1 ELSE 0 END) AS bigint) AS n_unjudged,
         CASE WHEN sum(CASE WHEN (r.episode_id IS NULL OR r.status = 'complete') AND r.low IS NULL THEN 1 ELSE 0 END) = 0
             THEN max(CASE WHEN r.episode_id IS NULL OR r.status = 'complete' THEN r.high END)
                 - min(CASE WHEN r.episode_id IS NULL OR r.status = 'complete' THEN r.low END) END AS spread,
         sum(r.n_quarantined)::bigint AS n_quarantined, sum(r.n_stale)::bigint AS n_stale, max(r.oldest_version) AS oldest_version,
-        min(r.least_version) AS least_version
+        min(CASE WHEN r.n_stale > 0 THEN r.least_version END) AS least_version
     FROM (
         SELECT v.*, CASE WHEN v.episode_id IS NOT NULL THEN CASE WHEN abs(v.reward) < 1e100 THEN v.reward END WHEN v.n_rewards = v.rows AND abs(v.row_low) < 1e100 AND abs(v.row_high) < 1e100 THEN v.row_low END AS low,
             CASE WHEN v.episode_id IS NOT NULL THEN CASE WHEN abs(v.reward) < 1e100 THEN v.reward END WHEN v.n_rewards = v.rows AND abs(v.row_low) < 1e100 AND abs(v.row_high) < 1e100 THEN v.row_high END AS high
