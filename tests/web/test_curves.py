@@ -11,6 +11,7 @@ from sqlbuffer.web.curves import (
     N_COLOURS,
     Curve,
     colour_of,
+    colours_of,
     value_line,
 )
 
@@ -88,3 +89,13 @@ def test_a_colour_follows_the_name(stem, number):
 def test_numbered_names_have_different_colours():
     for stem in ("actor-", "", "run ", "\u6578", "a.b_"):
         assert len({colour_of(f"{stem}{number}") for number in range(N_COLOURS)}) == N_COLOURS
+
+
+@given(st.lists(st.text(max_size=9), unique=True, max_size=20))
+def test_names_next_to_each_other_have_colours_of_their_own(names):
+    colours = colours_of(names)
+    assert len(set(colours.values())) == min(len(names), N_COLOURS)
+    if names:
+        assert colours[names[0]] == colour_of(names[0])
+    # A later name changes no earlier one.
+    assert colours_of(names[:-1]) == {name: colours[name] for name in names[:-1]}
