@@ -12,15 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.stats import Distribution, Stats
-from sqlbuffer.storage.browsing import curves as stored_curves
 from sqlbuffer.storage.browsing.buffers import WINDOW_S
 from sqlbuffer.storage.browsing.curves import (
+    LOOKED_AT_BATCHES,
+    MOST_EPISODES,
+    ROWS_OF_A_BATCH,
     DrawnCounts,
     DrawnStaleness,
     EpisodePoints,
     StepTimes,
     TimeSpan,
+    buffer_number,
+    drawn_counts,
+    drawn_staleness,
+    episode_points,
+    now_of,
     rollout_points,
+    step_times,
     written_before,
 )
 from sqlbuffer.storage.flow import BUCKET_S, PUBLISH_S
@@ -31,19 +39,19 @@ AXES = {"time": "time", "step": "step", "episode": "episode", "version": "versio
 MOST_LINES = 12
 # Bands on top of each other hide the lines.
 MOST_BANDS = 2
-N_COLOURS = 12
+N_COLORS = 12
 # More values than this are shown by means.
 MOST_VALUES, MOST_MEANS = 100, 240
-# Neighbours differ: six in a row are told apart with ease, in light and dark.
+# Neighbors differ: numbered names next to each other are told apart, in light and dark.
 _PALETTE = (3, 2, 8, 5, 6, 11, 1, 10, 4, 9, 12, 7)
-# Pairs of colours that look nearly the same.
+# Pairs of colors that look nearly the same.
 _ALIKE = frozenset(
     frozenset(pair)
     for pair in (
         (2, 11), (3, 10), (1, 8), (9, 11), (4, 8), (2, 9), (5, 9), (7, 10), (6, 12), (7, 11)
     )
 )  # fmt: skip
-# Colours from old to new, behind those of names.
+# Colors from old to new, behind those of names.
 N_SHADES = 12
 # Fewer values of two kinds are shown each.
 FEWEST_OF_A_RATE = 20
@@ -54,6 +62,13 @@ _Z = 1.6449  # of the 95 % quantile of the normal distribution
 _LEAST_STEP = 0.001
 _NUMBERED = re.compile(r"(.*?)(\d{0,6})", re.DOTALL | re.ASCII)
 _LARGEST_WHOLE = 2.0**53
+_MOST_INTERVALS = 120
+_SHORTEST_S = 1.0
+_OF_DRAWS_S = 60.0
+_PRECISION_S = 0.001
+_REPORTED = (
+    "≈: processes report their draws every 5 seconds. The newest interval is shown when it is over."
+)
 
 Floats = NDArray[np.float64]
 _NO_TIMES: Floats = np.empty(0)
@@ -64,7 +79,7 @@ class Line:
     """One line of a curve.
 
     Attributes:
-        name: Its name, which its colour follows.
+        name: Its name, which its color follows.
         x: Its places on the axis, increasing.
         values: A value for each place; NaN if there is none.
         raw: The values that it is made of.
@@ -72,7 +87,7 @@ class Line:
         low: Lower end of the band around each value; None without a band.
         high: Upper end of it.
         are_points: The values are single ones, and no line leads from each to the next.
-        colour: Number of its colour; None for that of the name.
+        color: Number of its color; None for that of the name.
         dash: Number of its pattern: 0 is a solid line.
         mean: Mean of all values; None for that of `raw`.
     """
@@ -85,14 +100,14 @@ class Line:
     low: Floats | None = None
     high: Floats | None = None
     are_points: bool = False
-    colour: int | None = None
+    color: int | None = None
     dash: int = 0
     mean: float | None = None
 
     @property
     def hue(self) -> int:
-        """Number of its colour."""
-        return colour_of(self.name) if self.colour is None else self.colour
+        """Number of its color."""
+        return color_of(self.name) if self.color is None else self.color
 
     @property
     def last(self) -> float | None:
@@ -105,7 +120,7 @@ class Line:
         """The data that the browser draws."""
         data: dict[str, Any] = {
             "name": self.name,
-            "colour": self.hue,
+            "color": self.hue,
             "dash": self.dash,
             "points": self.are_points,
             "x": [round(float(place), 3) for place in self.x],
@@ -205,45 +220,45 @@ class Histogram:
         return max((n for *_, n in self.bars), default=0)
 
 
-def colour_of(name: str) -> int:
-    """Return the number of the colour of a name, from 1 on: the same on each page.
+def color_of(name: str) -> int:
+    """Return the number of the color of a name, from 1 on: the same on each page.
 
-    Names that differ in the number at their end have different colours next to each other.
+    Names that differ in the number at their end have different colors next to each other.
 
     Example:
-        >>> colour_of("actor-2") == colour_of("actor-2")
+        >>> color_of("actor-2") == color_of("actor-2")
         True
-        >>> len({colour_of(f"actor-{number}") for number in range(12)})
+        >>> len({color_of(f"actor-{number}") for number in range(12)})
         12
     """
     stem, digits = _NUMBERED.fullmatch(name).groups()  # type: ignore[union-attr]
-    return _PALETTE[(zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLOURS]
+    return _PALETTE[(zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLORS]
 
 
-def colours_of(names: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of the colours of names that are shown together.
+def colors_of(names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of the colors of names that are shown together.
 
-    Each is that of `colour_of`, unless a name before has it or one that looks nearly the same: then
+    Each is that of `color_of`, unless a name before has it or one that looks nearly the same: then
     it is the next one that is free.
 
     Example:
-        >>> sorted(colours_of(f"actor-{number}" for number in range(12)).values())
+        >>> sorted(colors_of(f"actor-{number}" for number in range(12)).values())
         [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     """
-    colours: dict[str, int] = {}
+    colors: dict[str, int] = {}
     for name in dict.fromkeys(names):
-        first = _PALETTE.index(colour_of(name))
+        first = _PALETTE.index(color_of(name))
         choices = [*_PALETTE[first:], *_PALETTE[:first]]
-        taken = set(colours.values())
+        taken = set(colors.values())
         free = [one for one in choices if one not in taken] or choices
         apart = [one for one in free if not any(frozenset((one, of)) in _ALIKE for of in taken)]
-        colours[name] = (apart or free)[0]
-    return colours
+        colors[name] = (apart or free)[0]
+    return colors
 
 
 def shade_of(place: int, n: int) -> int:
-    """Return the number of the colour at a place of n in an order, from old to new."""
-    return N_COLOURS + 1 + round(place * (N_SHADES - 1) / max(n - 1, 1))
+    """Return the number of the color at a place of n in an order, from old to new."""
+    return N_COLORS + 1 + round(place * (N_SHADES - 1) / max(n - 1, 1))
 
 
 def value_line(
@@ -401,17 +416,6 @@ def _short(value: float) -> float | None:
     return float(f"{value:.9g}") if np.isfinite(value) else None
 
 
-# Counting 100,000 would take half of the time that the page may take.
-MOST_EPISODES = 10_000
-_MOST_INTERVALS = 120
-_SHORTEST_S = 1.0
-_OF_DRAWS_S = 60.0
-_PRECISION_S = 0.001
-_REPORTED = (
-    "≈: processes report their draws every 5 seconds. The newest interval is shown when it is over."
-)
-
-
 @dataclass(frozen=True)
 class View:
     """What the figures show.
@@ -485,20 +489,20 @@ class _Read:
 
 
 def _read(connection: Any, name: str, view: View) -> _Read | None:
-    number = stored_curves.buffer_number(connection, name)
+    number = buffer_number(connection, name)
     if number is None:
         return None
     span = view.span
-    ended = stored_curves.episode_points(connection, number, span, view.by)
+    ended = episode_points(connection, number, span, view.by)
     if not ended.ended_at.size:
         ended = rollout_points(connection, number, span, view.by)
     return _Read(
         number,
         name,
         ended,
-        stored_curves.step_times(connection, number, span),
-        stored_curves.drawn_counts(connection, number),
-        stored_curves.drawn_staleness(connection, number, span),
+        step_times(connection, number, span),
+        drawn_counts(connection, number),
+        drawn_staleness(connection, number, span),
     )
 
 
@@ -519,7 +523,7 @@ def figures_of(
     held = listings.held_rows(connection, [own.number])
     (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
     found = [own, *filter(None, (_read(connection, other, view) for other in others))]
-    server_time = stored_curves.now_of(connection)
+    server_time = now_of(connection)
     curves: tuple[Curve, ...] = (
         _of_ends("returns", "Returns", found, view, "returns"),
         _of_ends("lengths", "Lengths of episodes", found, view, "lengths"),
@@ -565,9 +569,9 @@ def _of_ends(key: str, title: str, found: Sequence[_Read], view: View, value: st
     """Return a curve of values of episodes, with a line for each buffer or each name."""
     kept, n_names = _names_of(found, view.by)
     own = sorted({name for _, name in kept}, key=_natural)
-    colours = _colours_of_buffers(found) if view.by is None else colours_of(own)
+    colors = _colors_of_buffers(found) if view.by is None else colors_of(own)
     if view.by == "version":
-        colours = {name: shade_of(place, len(own)) for place, name in enumerate(own)}
+        colors = {name: shade_of(place, len(own)) for place, name in enumerate(own)}
     lines = []
     for one, name in kept:
         values, x = getattr(one.ended, value), one.places_of_ends(view.axis)
@@ -582,8 +586,8 @@ def _of_ends(key: str, title: str, found: Sequence[_Read], view: View, value: st
             by_version=view.axis == "version",
             has_band=len(kept) <= MOST_BANDS,
         )
-        # A name has one colour, and each buffer its pattern.
-        lines.append(replace(line, colour=colours[name], dash=found.index(one) if view.by else 0))
+        # A name has one color, and each buffer its pattern.
+        lines.append(replace(line, color=colors[name], dash=found.index(one) if view.by else 0))
     if view.by is None:
         lines = list(_told_apart(lines))
     remarks = []
@@ -610,16 +614,16 @@ def _names_of(found: Sequence[_Read], by: str | None) -> tuple[list[tuple[_Read,
     return kept, n_names
 
 
-def _colours_of_buffers(found: Sequence[_Read]) -> dict[str, int]:
-    return buffer_colours([one.name for one in found])
+def _colors_of_buffers(found: Sequence[_Read]) -> dict[str, int]:
+    return buffer_colors([one.name for one in found])
 
 
-def buffer_colours(names: Sequence[str]) -> dict[str, int]:
-    """Return the colours of the buffer of a page and of those next to it.
+def buffer_colors(names: Sequence[str]) -> dict[str, int]:
+    """Return the colors of the buffer of a page and of those next to it.
 
     Which of the others comes first does not matter.
     """
-    return colours_of([*names[:1], *sorted(names[1:])])
+    return colors_of([*names[:1], *sorted(names[1:])])
 
 
 def _without_a_finite_value(found: Sequence[_Read], key: str, value: str) -> list[str]:
@@ -673,7 +677,7 @@ def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line]) -> str:
 
 
 def _told_apart(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Return lines with patterns, where two have the same colour."""
+    """Return lines with patterns, where two have the same color."""
     counts: Counter[int] = Counter()
     told = []
     for line in lines:
@@ -683,20 +687,20 @@ def _told_apart(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _staleness(found: Sequence[_Read], view: View) -> Curve:
-    colours = _colours_of_buffers(found)
+    colors = _colors_of_buffers(found)
     lines = [
         replace(
             value_line(
                 one.name, one.places_of(one.drawn.drawn_at, view.axis), one.drawn.drawn_at,
                 one.drawn.mean, by_version=view.axis == "version", has_band=False,
             ),
-            colour=colours[one.name],
+            color=colors[one.name],
         )
         for one in found
     ]  # fmt: skip
     note = (
-        f"Mean staleness of the first {stored_curves.ROWS_OF_A_BATCH} rows that are still stored, "
-        f"in up to {stored_curves.LOOKED_AT_BATCHES} batches at even distances."
+        f"Mean staleness of the first {ROWS_OF_A_BATCH} rows that are still stored, "
+        f"in up to {LOOKED_AT_BATCHES} batches at even distances."
         if any(one.drawn.drawn_at.size for one in found)
         else "This needs track_samples=True, a clock, and steps with a model_version."
     )
@@ -745,7 +749,7 @@ def _activity(
     if counts.rows.size and begin < end:
         cells = aligned_grid(begin, end, most, width_s)
         edges = np.concatenate([[begin], cells[1:-1], [end]])
-        reported_until = stored_curves.now_of(connection) - PUBLISH_S
+        reported_until = now_of(connection) - PUBLISH_S
         while cells.size > 2 and cells[-1] > reported_until:
             cells, edges = cells[:-1], np.append(edges[:-2], cells[-2])
         # The first and the last one are parts of cells; short ones would be peaks.
@@ -771,7 +775,7 @@ def _activity(
 
 
 def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
-    lines, colours = [], _colours_of_buffers(found)
+    lines, colors = [], _colors_of_buffers(found)
     for one in found:
         if not one.steps.seqs.size:
             continue
@@ -784,7 +788,7 @@ def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
             rates, mean = activity.per_second(counted)
             name = direction if len(found) == 1 else f"{one.name} {direction}"
             line = _of_intervals(one, view, name, activity.edges[1:], rates, mean)
-            lines.append(replace(line, colour=colours[one.name], dash=dash))
+            lines.append(replace(line, color=colors[one.name], dash=dash))
     note = (
         f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
         if lines
@@ -807,7 +811,7 @@ def _of_intervals(
 
 
 def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> Curve:
-    lines, colours = [], _colours_of_buffers(found)
+    lines, colors = [], _colors_of_buffers(found)
     for one in found:
         if not one.steps.seqs.size:
             continue
@@ -820,7 +824,7 @@ def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> 
         if of_all is not None:
             name = "≈ sampled / written" if len(found) == 1 else one.name
             line = _of_intervals(one, view, name, activity.edges[1:], ratios, of_all)
-            lines.append(replace(line, colour=colours[one.name]))
+            lines.append(replace(line, color=colors[one.name]))
     note = (
         "Rows sampled for each row written, minute by minute of the last hour. The mean is that of "
         f"all of them. {_REPORTED}"

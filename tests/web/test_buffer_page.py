@@ -318,7 +318,7 @@ def stored_episodes(url, name):
     )
 
 
-def test_agents_keep_their_colours_next_to_another_buffer(schema_url, client_of):
+def test_agents_keep_their_colors_next_to_another_buffer(schema_url, client_of):
     for name in ("a", "b"):
         with ReplayBuffer(schema_url, name=name) as buffer:
             for number in range(6):
@@ -328,13 +328,13 @@ def test_agents_keep_their_colours_next_to_another_buffer(schema_url, client_of)
 
     def looks(query):
         curve = curves_of(client.get(f"/figures?buffer=a&by=agent&{query}").text)["Returns"]
-        return {line["name"]: (line["colour"], line["dash"]) for line in curve["lines"]}
+        return {line["name"]: (line["color"], line["dash"]) for line in curve["lines"]}
 
     alone, both = looks("x=step"), looks("with=b")
-    assert len({colour for colour, _ in alone.values()}) == 6
-    for name, (colour, _) in alone.items():
-        assert both[f"a: {name}"] == (colour, 0)
-        assert both[f"b: {name}"] == (colour, 1)
+    assert len({color for color, _ in alone.values()}) == 6
+    for name, (color, _) in alone.items():
+        assert both[f"a: {name}"] == (color, 0)
+        assert both[f"b: {name}"] == (color, 1)
 
 
 @pytest.mark.parametrize("n_versions", [14, 100])
@@ -347,8 +347,8 @@ def test_lines_for_each_version_are_shades_and_say_which_are_left_out(
             buffer.store_episode(values, task_id="t", model_version=version)
     client = client_of(schema_url)
     page = client.get("/buffer?buffer=a&by=version&x=step").text
-    colours = [line["colour"] for line in curves_of(page)["Returns"]["lines"]]
-    assert colours == [*range(13, 25)]
+    colors = [line["color"] for line in curves_of(page)["Returns"]["lines"]]
+    assert colors == [*range(13, 25)]
     assert f"12 of {n_versions} lines: at even distances." in page
     assert page.count("by=version") > page.count("x=version&amp;by=version")
     assert "x=version&amp;by=version" not in page
@@ -422,10 +422,10 @@ def test_episodes_have_a_line_for_each_agent_session_or_version(schema_url, clie
             wanted[next(iter(found.keys() - wanted.keys()), "None")] = wanted.pop("None", [])
             wanted = {name: values for name, values in wanted.items() if values}
         assert found == wanted
-        assert len({line["colour"] for line in curve["lines"]}) > 1
+        assert len({line["color"] for line in curve["lines"]}) > 1
 
 
-def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, client_of):
+def test_other_buffers_have_lines_whose_color_follows_their_name(schema_url, client_of):
     for name, offset in (("a", 0.0), ("b", 100.0), (HOSTILE, 200.0)):
         fill_runs(schema_url, name, typed=False, offset=offset)
     client = client_of(schema_url)
@@ -436,11 +436,11 @@ def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, cl
     assert lines["b"] == [value + 100 for value in lines["a"]]
     # Runs of different days have their steps in common.
     assert curves["Returns"]["axis"] == "step"
-    colours = {line["name"]: line["colour"] for line in curves["Returns"]["lines"]}
-    for name, colour in colours.items():
+    colors = {line["name"]: line["color"] for line in curves["Returns"]["lines"]}
+    for name, color in colors.items():
         page = client.get(f"/buffer?buffer={quote(name, safe='')}").text
-        assert curves_of(page)["Returns"]["lines"][0]["colour"] == colour
-        assert f'swatch c-{colour}"></span>' in page
+        assert curves_of(page)["Returns"]["lines"][0]["color"] == color
+        assert f'swatch c-{color}"></span>' in page
     assert set(lines_of(curves["Steps per second"])) >= {"a in", "b in"}
 
 

@@ -1,4 +1,4 @@
-"""What the curves of a buffer are drawn as: few points, bands, colours of names."""
+"""What the curves of a buffer are drawn as: few points, bands, colors of names."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sqlbuffer.web.curves import (
     MOST_MEANS,
     MOST_VALUES,
-    N_COLOURS,
+    N_COLORS,
     Curve,
-    colour_of,
-    colours_of,
+    color_of,
+    colors_of,
     value_line,
 )
 
@@ -80,22 +80,22 @@ def test_episodes_that_end_at_the_same_time_stay_apart():
 
 
 @given(st.text(), st.integers(0, 10**6))
-def test_a_colour_follows_the_name(stem, number):
+def test_a_color_follows_the_name(stem, number):
     name = f"{stem}{number}"
-    assert 1 <= colour_of(name) <= N_COLOURS
-    assert colour_of(name) == colour_of(str(name))
+    assert 1 <= color_of(name) <= N_COLORS
+    assert color_of(name) == color_of(str(name))
 
 
-def test_numbered_names_have_different_colours():
+def test_numbered_names_have_different_colors():
     for stem in ("actor-", "", "run ", "\u6578", "a.b_"):
-        assert len({colour_of(f"{stem}{number}") for number in range(N_COLOURS)}) == N_COLOURS
+        assert len({color_of(f"{stem}{number}") for number in range(N_COLORS)}) == N_COLORS
 
 
 @given(st.lists(st.text(max_size=9), unique=True, max_size=20))
-def test_names_next_to_each_other_have_colours_of_their_own(names):
-    colours = colours_of(names)
-    assert len(set(colours.values())) == min(len(names), N_COLOURS)
+def test_names_next_to_each_other_have_colors_of_their_own(names):
+    colors = colors_of(names)
+    assert len(set(colors.values())) == min(len(names), N_COLORS)
     if names:
-        assert colours[names[0]] == colour_of(names[0])
+        assert colors[names[0]] == color_of(names[0])
     # A later name changes no earlier one.
-    assert colours_of(names[:-1]) == {name: colours[name] for name in names[:-1]}
+    assert colors_of(names[:-1]) == {name: colors[name] for name in names[:-1]}

@@ -4,6 +4,8 @@
 of PostgreSQL, where `\\d+` in psql shows them.
 """
 
+import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -184,7 +186,11 @@ VIEWS = {
             "newest_at": ("time", "latest `executed_at`"),
             "last_insert_at": ("time", "when the last row was written"),
             "created_at": ("time", "when the buffer was created"),
-            "expired": ("integer", "rows that were deleted because they were too old"),
+            "expired": (
+                "integer",
+                "rows that were deleted because they were too stale: too many versions behind the "
+                "clock (`max_staleness`); those that left by age are in `v_evictions`",
+            ),
             "used_up": ("integer", "rows that were deleted after `max_use` uses"),
             "other_session": (
                 "integer",
@@ -379,7 +385,7 @@ VIEWS = {
             "task_id": ("text", "the task"),
             "step": ("integer", "step within the task"),
             "reason": ("text", "the given reason"),
-            "quarantined_at": ("time", "when the call began to wait"),
+            "quarantined_at": ("time", "when it was put in quarantine, by the database's clock"),
         },
     ),
     "v_leases": View(
@@ -539,6 +545,24 @@ INNER_VIEWS = {
     "step_sums": "Internal: sums for v_tasks and v_agents.",
     "episode_states": "Internal: the status of episodes.",
 }
+
+
+_MISSING = re.compile(r'no such (?:table|view): ([^\s;]+)|relation "([^"]+)" does not exist')
+
+
+def nearest_relation(reason: str) -> str | None:
+    """Return the view or table whose name is nearest to the one that an error says is missing.
+
+    Example:
+        >>> nearest_relation("no such table: v_eviction")
+        'v_evictions'
+    """
+    missing = _MISSING.search(reason)
+    if missing is None:
+        return None
+    name = (missing[1] or missing[2]).rpartition(".")[2].lower()
+    near = difflib.get_close_matches(name[:100], [*VIEWS, *metadata.tables], n=1)
+    return near[0] if near else None
 
 
 def comments() -> dict[tuple[str, str | None], str]:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from sqlbuffer.storage.browsing.buffers import buffer_names
 from sqlbuffer.storage.browsing.curves import (
     KINDS,
+    MOST_EPISODES,
     ROWS_OF_A_BATCH,
     TimeSpan,
     buffer_number,
@@ -21,10 +22,9 @@ from sqlbuffer.storage.browsing.curves import (
 from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
 from sqlbuffer.web.curves import (
     AXES,
-    MOST_EPISODES,
     BufferFigures,
     View,
-    buffer_colours,
+    buffer_colors,
     figures_of,
 )
 from sqlbuffer.web.pages.buffers_page import buffer_of, unknown_buffer
@@ -85,10 +85,11 @@ def show_buffer(request: Request) -> Response:
         chosen="" if _asked_span(request) is not None else _last(request),
         span=span,
         notices=shown.notices,
-        colours=buffer_colours([name, *shown.others]),
+        colors=buffer_colors([name, *shown.others]),
         axes=AXES,
         kinds=KINDS,
         smoothing=_smoothing(request),
+        most_others=MOST_OTHERS,
         comparable=[other for other in names if other != name and other not in shown.others],
         state=_state(request),
         changed=lambda **query: here_of(request, **query),
@@ -190,7 +191,7 @@ def _statements(name: str, span: TimeSpan) -> list[str]:
         f"FROM v_experiences WHERE {where('inserted_at')} GROUP BY 1 ORDER BY 1",
         "SELECT h.bucket * 10 AS unix_time, sum(h.n_sampled) AS sampled FROM flow_history h "
         f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {quoted_name} GROUP BY 1 ORDER BY 1",
-        "SELECT sampled_at, avg(clock - model_version) AS staleness FROM v_samples "
+        "SELECT sampled_at, avg(staleness) AS staleness FROM v_samples "
         f"WHERE {where('sampled_at', f'position <= {ROWS_OF_A_BATCH}')} "
         "GROUP BY batch_id, sampled_at ORDER BY sampled_at",
         f"SELECT priority FROM v_priorities WHERE buffer = {quoted_name}",

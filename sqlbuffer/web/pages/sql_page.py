@@ -14,7 +14,7 @@ from starlette.routing import Route
 from sqlbuffer.display import csv_field, dumps
 from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
 from sqlbuffer.storage.browsing.buffers import buffer_names
-from sqlbuffer.storage.schema.views import VIEWS
+from sqlbuffer.storage.schema.views import VIEWS, nearest_relation
 from sqlbuffer.web.access import UNRUN, is_from_here
 from sqlbuffer.web.rendering import command_line, encoded, page
 from sqlbuffer.web.site import site_of
@@ -206,7 +206,9 @@ def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: in
     except SchemaMissingError as error:
         # The schema is there, or the site would not have begun. The statement misspells a name.
         what = str(error).rpartition("; run")[0]
-        raise StorageError(f"{what}; the views that you can read are listed below") from None
+        near = nearest_relation(what)
+        hint = f"did you mean {near}?" if near else "the views that you can read are listed below"
+        raise StorageError(f"{what}; {hint}") from None
 
 
 def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_buffers."newest_at" IS 'latest `executed_at`';
     COMMENT ON COLUMN v_buffers."last_insert_at" IS 'when the last row was written';
     COMMENT ON COLUMN v_buffers."created_at" IS 'when the buffer was created';
-    COMMENT ON COLUMN v_buffers."expired" IS 'rows that were deleted because they were too old';
+    COMMENT ON COLUMN v_buffers."expired" IS 'rows that were deleted because they were too stale: too many versions behind the clock (`max_staleness`); those that left by age are in `v_evictions`';
     COMMENT ON COLUMN v_buffers."used_up" IS 'rows that were deleted after `max_use` uses';
     COMMENT ON COLUMN v_buffers."other_session" IS 'rows that were deleted because of another session';
     COMMENT ON COLUMN v_buffers."partial" IS 'rows that were deleted because their group stayed incomplete, or they came late';
@@ -199,7 +199,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_quarantine."task_id" IS 'the task';
     COMMENT ON COLUMN v_quarantine."step" IS 'step within the task';
     COMMENT ON COLUMN v_quarantine."reason" IS 'the given reason';
-    COMMENT ON COLUMN v_quarantine."quarantined_at" IS 'when the call began to wait';
+    COMMENT ON COLUMN v_quarantine."quarantined_at" IS 'when it was put in quarantine, by the database''s clock';
     COMMENT ON VIEW v_leases IS 'One row per leased batch, until it is acknowledged or given back; those that are kept for checkpoints stay until the oldest checkpoint includes them.';
     COMMENT ON COLUMN v_leases."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_leases."lease_id" IS 'the lease';
