@@ -630,11 +630,14 @@ def _without_a_finite_value(found: Sequence[_Read], key: str, value: str) -> lis
     """Return what the curve of returns does not show."""
     remarks = []
     for one in found if key == "returns" else ():
-        n_without = int((~np.isfinite(getattr(one.ended, value))).sum())
+        is_finite = np.isfinite(getattr(one.ended, value))
+        n_without = int((~is_finite).sum())
         if n_without:
             of_buffer = "" if len(found) == 1 else f"{one.name}: "
-            last = int(np.isfinite(one.ended.returns[::-1]).argmax())
-            newest = f", also the newest {last:,}" if last > 1 else ""
+            n_newest = int(is_finite[::-1].argmax()) if is_finite.any() else n_without
+            newest = f", the newest {n_newest:,} among them" if 0 < n_newest < n_without else ""
+            if n_newest == n_without > 1:
+                newest = ", the newest ones"
             remarks.append(
                 f"{of_buffer}{n_without:,} episode{'' if n_without == 1 else 's'} without a finite "
                 f"reward{newest}: not drawn."

@@ -381,7 +381,7 @@ def test_episodes_without_a_finite_reward_are_counted_on_the_card(schema_url, cl
             reward = np.full(2, {7: math.nan, 8: math.nan, 3: math.inf}.get(number, 1.0))
             buffer.store_episode({**values, "reward": reward}, task_id="t")
     page = client_of(schema_url).get("/buffer?buffer=a").text
-    assert "3 episodes without a finite reward, also the newest 2: not drawn." in page
+    assert "3 episodes without a finite reward, the newest 2 among them: not drawn." in page
     assert "Left out: 3 without a finite value." in page
 
 
