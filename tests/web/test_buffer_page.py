@@ -386,6 +386,33 @@ def test_episodes_without_a_finite_reward_are_counted_on_the_card(schema_url, cl
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_a_sum_with_a_reward_that_is_not_a_number_is_not_one(schema_url, client_of, typed):
+    sums = {
+        "part": [math.nan, 1.0, math.nan], "all": [math.nan] * 3, "zeros": [math.nan, 0.0, 0.0],
+        "known": [0.0, 0.0, 0.0],
+    }  # fmt: skip
+    with ReplayBuffer(schema_url, name="a", **({"fields": FIELDS} if typed else {})) as buffer:
+        for name, rewards in sums.items():
+            values = {"obs": np.zeros((3, 2))} if typed else {"state": [{}] * 3}
+            buffer.store_episode({**values, "reward": np.array(rewards)}, episode_id=name)
+    client = client_of(schema_url)
+    numbers = dict(run_sql(schema_url, "SELECT key, id FROM episodes"))
+    for name, n, others in (("part", 2, "1"), ("all", 3, None), ("zeros", 1, "0")):
+        for view in ("", "?view=curves"):
+            page = client.get(f"/buffers/a/episodes/{numbers[name]}{view}").text
+            assert "<b>nan</b>" in page.split('class="facts"')[1].split("</ul>")[0]
+            assert f"{n} reward{'s' * (n > 1)} not a number" in page
+            assert ("sum of the others" in page) == (others is not None)
+            if others is not None:
+                assert f"sum of the others {others}</span>" in page
+    assert "not a number" not in client.get(f"/buffers/a/episodes/{numbers['known']}").text
+    page = client.get("/episodes?buffer=a").text
+    cells = re.findall(r'data-col="reward"[^>]*>(.*?)</td>', page)
+    # Of a list, the first and the last reward of each are read.
+    assert cells == ["0", "nan", "nan", "nan"]
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
 def test_a_curve_is_drawn_by_step_episode_or_version(schema_url, client_of, typed):
     fill_runs(schema_url, "train", typed=typed)
     client, stored = client_of(schema_url), stored_episodes(schema_url, "train")
