@@ -4,7 +4,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from sqlbuffer.storage.browsing.curves import (
     step_times,
     written_before,
 )
-from sqlbuffer.storage.flow import BUCKET_S
+from sqlbuffer.storage.flow import BUCKET_S, PUBLISH_S
 from sqlbuffer.storage.inspect import buffer_stats, listings
 
 AXES = {"time": "time", "step": "step", "episode": "episode", "version": "version"}
@@ -42,6 +42,17 @@ MOST_BANDS = 2
 N_COLORS = 12
 # More values than this are shown by means.
 MOST_VALUES, MOST_MEANS = 100, 240
+# Neighbors differ: numbered names next to each other are told apart, in light and dark.
+_PALETTE = (3, 2, 8, 5, 6, 11, 1, 10, 4, 9, 12, 7)
+# Pairs of colors that look nearly the same.
+_ALIKE = frozenset(
+    frozenset(pair)
+    for pair in (
+        (2, 11), (3, 10), (1, 8), (9, 11), (4, 8), (2, 9), (5, 9), (7, 10), (6, 12), (7, 11)
+    )
+)  # fmt: skip
+# Colors from old to new, behind those of names.
+N_SHADES = 12
 # Fewer values of two kinds are shown each.
 FEWEST_OF_A_RATE = 20
 N_BINS = 30
@@ -55,7 +66,9 @@ _MOST_INTERVALS = 120
 _SHORTEST_S = 1.0
 _OF_DRAWS_S = 60.0
 _PRECISION_S = 0.001
-_REPORTED = "≈: processes report their draws every 5 seconds."
+_REPORTED = (
+    "≈: processes report their draws every 5 seconds. The newest interval is shown when it is over."
+)
 
 Floats = NDArray[np.float64]
 _NO_TIMES: Floats = np.empty(0)
@@ -131,6 +144,8 @@ class Curve:
         axis: One of `AXES`.
         lines: Its lines.
         has_zero: The axis of its values begins at zero.
+        remark: What the lines do not show.
+        is_whole: The values are whole numbers.
     """
 
     key: str
@@ -139,6 +154,8 @@ class Curve:
     axis: str = "time"
     lines: tuple[Line, ...] = ()
     has_zero: bool = False
+    remark: str = ""
+    is_whole: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -149,7 +166,9 @@ class Curve:
     def data(self) -> dict[str, Any]:
         """The data that the browser draws."""
         lines = [line.data for line in self.lines]
-        return {"axis": self.axis, "zero": self.has_zero, "lines": lines}
+        return {
+            "axis": self.axis, "zero": self.has_zero, "whole": self.is_whole, "lines": lines
+        }  # fmt: skip
 
     @property
     def summary(self) -> tuple[tuple[str, float, float, float, float], ...]:
@@ -177,6 +196,7 @@ class Histogram:
         median: Median of the values.
         mean: Mean of the values.
         most: Greatest value.
+        n_left_out: Values that are not finite.
     """
 
     title: str
@@ -187,6 +207,7 @@ class Histogram:
     median: float = 0.0
     mean: float = 0.0
     most: float = 0.0
+    n_left_out: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -211,7 +232,33 @@ def color_of(name: str) -> int:
         12
     """
     stem, digits = _NUMBERED.fullmatch(name).groups()  # type: ignore[union-attr]
-    return (zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLORS + 1
+    return _PALETTE[(zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLORS]
+
+
+def colors_of(names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of the colors of names that are shown together.
+
+    Each is that of `color_of`, unless a name before has it or one that looks nearly the same: then
+    it is the next one that is free.
+
+    Example:
+        >>> sorted(colors_of(f"actor-{number}" for number in range(12)).values())
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    """
+    colors: dict[str, int] = {}
+    for name in dict.fromkeys(names):
+        first = _PALETTE.index(color_of(name))
+        choices = [*_PALETTE[first:], *_PALETTE[:first]]
+        taken = set(colors.values())
+        free = [one for one in choices if one not in taken] or choices
+        apart = [one for one in free if not any(frozenset((one, of)) in _ALIKE for of in taken)]
+        colors[name] = (apart or free)[0]
+    return colors
+
+
+def shade_of(place: int, n: int) -> int:
+    """Return the number of the color at a place of n in an order, from old to new."""
+    return N_COLORS + 1 + round(place * (N_SHADES - 1) / max(n - 1, 1))
 
 
 def value_line(
@@ -336,10 +383,10 @@ def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histog
     """Return how values are distributed; those that are not finite are left out."""
     numbers = np.asarray(values, np.float64)
     finite = numbers[np.isfinite(numbers)]
+    n_left_out = numbers.size - finite.size
     if not finite.size:
-        return Histogram(title, note)
-    if n_left_out := numbers.size - finite.size:
-        note = f"{note} Left out: {n_left_out:,} without a finite value."
+        without = f" Left out: {n_left_out:,} without a finite value." if n_left_out else ""
+        return Histogram(title, note + without)
     least, most = float(finite.min()), float(finite.max())
     edges = _edges(finite, least, most)
     counts = np.histogram(finite, edges)[0] if edges.size > 2 else [finite.size]
@@ -352,7 +399,7 @@ def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histog
     middle, mean = (
         float(np.clip(of(finite / largest), -1.0, 1.0)) * largest for of in (np.median, np.mean)
     )
-    return Histogram(title, note, bars, finite.size, least, middle, mean, most)
+    return Histogram(title, note, bars, finite.size, least, middle, mean, most, n_left_out)
 
 
 def _edges(values: Floats, least: float, most: float) -> Floats:
@@ -366,7 +413,7 @@ def _edges(values: Floats, least: float, most: float) -> Floats:
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if np.isfinite(value) else None
+    return float(f"{value:.9g}") if np.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -520,37 +567,95 @@ def _of_episodes(ended: EpisodePoints) -> str:
 
 def _of_ends(key: str, title: str, found: Sequence[_Read], view: View, value: str) -> Curve:
     """Return a curve of values of episodes, with a line for each buffer or each name."""
-    parts: list[tuple[str, Floats, Floats, Floats]] = []
-    for one in found:
+    kept, n_names = _names_of(found, view.by)
+    own = sorted({name for _, name in kept}, key=_natural)
+    colors = _colors_of_buffers(found) if view.by is None else colors_of(own)
+    if view.by == "version":
+        colors = {name: shade_of(place, len(own)) for place, name in enumerate(own)}
+    lines = []
+    for one, name in kept:
         values, x = getattr(one.ended, value), one.places_of_ends(view.axis)
-        if view.by is None:
-            parts.append((one.name, x, one.ended.ended_at, values))
-            continue
-        names = np.array([_name_of(view.by, name) for name in one.ended.names], object)
-        for name in _most_frequent(names, view.by):
-            is_of = names == name
-            label = name if len(found) == 1 else f"{one.name}: {name}"
-            parts.append((label, x[is_of], one.ended.ended_at[is_of], values[is_of]))
-    n_parts, parts = len(parts), parts[:MOST_LINES]
-    has_band = len(parts) <= MOST_BANDS
-    lines = [
-        value_line(*part, by_version=view.axis == "version", has_band=has_band) for part in parts
-    ]
-    return Curve(key, title, _note_of_ends(found, lines, n_parts), view.axis, _told_apart(lines))
+        is_of = np.full(values.size, True)
+        if view.by is not None:
+            is_of = np.array([_name_of(view.by, of) == name for of in one.ended.names], bool)
+        line = value_line(
+            name if view.by is None or len(found) == 1 else f"{one.name}: {name}",
+            x[is_of],
+            one.ended.ended_at[is_of],
+            values[is_of],
+            by_version=view.axis == "version",
+            has_band=len(kept) <= MOST_BANDS,
+        )
+        # A name has one color, and each buffer its pattern.
+        lines.append(replace(line, color=colors[name], dash=found.index(one) if view.by else 0))
+    if view.by is None:
+        lines = list(_told_apart(lines))
+    remarks = []
+    if view.by is not None and n_names > len(kept):
+        which = "at even distances" if view.by == "version" else "those with the most episodes"
+        remarks.append(f"{len(kept)} of {n_names:,} lines: {which}.")
+    remarks += _without_a_finite_value(found, key, value)
+    note = _note_of_ends(found, lines)
+    return Curve(
+        key, title, note, view.axis, tuple(lines), remark=" ".join(remarks),
+        is_whole=key == "lengths",
+    )  # fmt: skip
+
+
+def _names_of(found: Sequence[_Read], by: str | None) -> tuple[list[tuple[_Read, str]], int]:
+    """Return the buffers and names that have lines, and how many names there are."""
+    if by is None:
+        return [(one, one.name) for one in found][:MOST_LINES], len(found)
+    most, n_names, kept = max(1, MOST_LINES // len(found)), 0, []
+    for one in found:
+        counts = Counter(_name_of(by, name) for name in one.ended.names)
+        n_names += len(counts)
+        kept += [(one, name) for name in _most_frequent(counts, by, most)]
+    return kept, n_names
+
+
+def _colors_of_buffers(found: Sequence[_Read]) -> dict[str, int]:
+    return buffer_colors([one.name for one in found])
+
+
+def buffer_colors(names: Sequence[str]) -> dict[str, int]:
+    """Return the colors of the buffer of a page and of those next to it.
+
+    Which of the others comes first does not matter.
+    """
+    return colors_of([*names[:1], *sorted(names[1:])])
+
+
+def _without_a_finite_value(found: Sequence[_Read], key: str, value: str) -> list[str]:
+    """Return what the curve of returns does not show."""
+    remarks = []
+    for one in found if key == "returns" else ():
+        is_finite = np.isfinite(getattr(one.ended, value))
+        n_without = int((~is_finite).sum())
+        if n_without:
+            of_buffer = "" if len(found) == 1 else f"{one.name}: "
+            n_newest = int(is_finite[::-1].argmax()) if is_finite.any() else n_without
+            newest = f", the newest {n_newest:,} among them" if 0 < n_newest < n_without else ""
+            if n_newest == n_without > 1:
+                newest = ", the newest ones"
+            remarks.append(
+                f"{of_buffer}{n_without:,} episode{'' if n_without == 1 else 's'} without a finite "
+                f"reward{newest}: not drawn."
+            )
+    return remarks
 
 
 def _name_of(by: str, name: str | None) -> str:
     return f"no {by}" if name is None else name
 
 
-def _most_frequent(names: Any, by: str) -> list[str]:
+def _most_frequent(counts: "Counter[str]", by: str, most: int) -> list[str]:
     """Return the names with the most episodes in order, or versions at even distances."""
-    counts = Counter(names.tolist())
     if by == "version":
         ordered = sorted(counts, key=_natural)
-        places = np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_LINES)).round()
+        places = np.linspace(0, len(ordered) - 1, min(len(ordered), most)).round()
         return [ordered[int(place)] for place in places]
-    return sorted([name for name, _ in counts.most_common(MOST_LINES)], key=_natural)
+    return sorted([name for name, _ in counts.most_common(most)], key=_natural)
 
 
 def _natural(name: str) -> tuple[str, int, str]:
@@ -559,7 +664,7 @@ def _natural(name: str) -> tuple[str, int, str]:
     return stem, int(digits or -1), name
 
 
-def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line], n_parts: int) -> str:
+def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line]) -> str:
     notes = [
         _of_episodes(one.ended) if len(found) == 1 else f"{one.name}: {_of_episodes(one.ended)}"
         for one in found
@@ -571,8 +676,6 @@ def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line], n_parts: int) -
             if is_rate
             else "Line: mean. Band: 10 % to 90 % quantile."
         )
-    if n_parts > MOST_LINES:
-        notes.append(f"The first {MOST_LINES} of {n_parts} lines.")
     return " ".join(notes)
 
 
@@ -587,10 +690,14 @@ def _told_apart(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _staleness(found: Sequence[_Read], view: View) -> Curve:
+    colors = _colors_of_buffers(found)
     lines = [
-        value_line(
-            one.name, one.places_of(one.drawn.drawn_at, view.axis), one.drawn.drawn_at,
-            one.drawn.mean, by_version=view.axis == "version", has_band=False,
+        replace(
+            value_line(
+                one.name, one.places_of(one.drawn.drawn_at, view.axis), one.drawn.drawn_at,
+                one.drawn.mean, by_version=view.axis == "version", has_band=False,
+            ),
+            color=colors[one.name],
         )
         for one in found
     ]  # fmt: skip
@@ -633,7 +740,9 @@ def _activity(
 
     Draws are counted in buckets of ten seconds, so each interval is made of whole buckets. The
     intervals begin with the first step, or with the first whole one if earlier steps have left.
-    They end with the last write or draw.
+    They end with the last write or draw. The newest one is left out until it is over and the
+    samplers have reported, unless it is the only one. A short one at an end of a run belongs to
+    the one next to it.
     """
     begin, end = float(steps.written_at[0]), max(float(steps.written_at[-1]), counts.last_at)
     if steps.n_before or begin < since:
@@ -643,22 +752,33 @@ def _activity(
     if counts.rows.size and begin < end:
         cells = aligned_grid(begin, end, most, width_s)
         edges = np.concatenate([[begin], cells[1:-1], [end]])
-        is_inside = counts.begun_at > begin - BUCKET_S
+        reported_until = now_of(connection) - PUBLISH_S
+        while cells.size > 2 and cells[-1] > reported_until:
+            cells, edges = cells[:-1], np.append(edges[:-2], cells[-2])
+        # The first and the last one are parts of cells; short ones would be peaks.
+        for part, inner in ((slice(0, 2), 1), (slice(-2, None), -2)):
+            if cells.size > 2 and np.diff(edges[part])[0] < np.diff(cells[part])[0] / 2:
+                cells, edges = np.delete(cells, inner), np.delete(edges, inner)
+        # The last interval of a histogram would have its end.
+        is_inside = (counts.begun_at > begin - BUCKET_S) & (counts.begun_at < cells[-1])
         inside = counts.begun_at[is_inside]
         drawn, _ = np.histogram(inside, cells, weights=counts.rows[is_inside])
         drawn[edges[:-1] < counts.since] = np.nan
     else:
         edges = grid_of(steps.written_at[0], steps.written_at[-1], most, _SHORTEST_S)
+        end = edges[-1]
         drawn = np.full(edges.size - 1, np.nan)
     bounds = edges.copy()
     # Times are read to some microseconds.
-    bounds[0], bounds[-1] = bounds[0] - _PRECISION_S, bounds[-1] + _PRECISION_S
+    bounds[0] -= _PRECISION_S
+    if bounds[-1] == end:
+        bounds[-1] += _PRECISION_S
     written = np.diff(written_before(connection, number, steps, bounds))
     return _Activity(edges, written, drawn)
 
 
 def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
-    lines = []
+    lines, colors = [], _colors_of_buffers(found)
     for one in found:
         if not one.steps.seqs.size:
             continue
@@ -671,7 +791,7 @@ def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
             rates, mean = activity.per_second(counted)
             name = direction if len(found) == 1 else f"{one.name} {direction}"
             line = _of_intervals(one, view, name, activity.edges[1:], rates, mean)
-            lines.append(replace(line, color=color_of(one.name), dash=dash))
+            lines.append(replace(line, color=colors[one.name], dash=dash))
     note = (
         f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
         if lines
@@ -694,7 +814,7 @@ def _of_intervals(
 
 
 def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> Curve:
-    lines = []
+    lines, colors = [], _colors_of_buffers(found)
     for one in found:
         if not one.steps.seqs.size:
             continue
@@ -707,7 +827,7 @@ def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> 
         if of_all is not None:
             name = "≈ sampled / written" if len(found) == 1 else one.name
             line = _of_intervals(one, view, name, activity.edges[1:], ratios, of_all)
-            lines.append(replace(line, color=color_of(one.name)))
+            lines.append(replace(line, color=colors[one.name]))
     note = (
         "Rows sampled for each row written, minute by minute of the last hour. The mean is that of "
         f"all of them. {_REPORTED}"

@@ -205,8 +205,10 @@ def environment() -> Environment:
         "rate": rate,
         "readable": readable,
         "short_id": short_id,
+        "short_name": short_name,
         "size": size,
         "took": took,
+        "version": version,
         "versions": versions,
         "when": when,
     }
@@ -244,7 +246,8 @@ def figure(value: Any) -> str:
         return str(number)
     if number.is_integer() and abs(number) < 1e15:
         return f"{int(number):,}"
-    return f"{number:,.4g}" if abs(number) < 1e4 else f"{number:,.0f}"
+    # With four digits 9,999.9 would be 1e+04.
+    return f"{number:,.4g}" if abs(number) < 999.95 else f"{number:,.0f}"
 
 
 def aligned(values: Sequence[float | None]) -> list[str]:
@@ -319,8 +322,13 @@ def versions(bounds: tuple[int | None, int | None]) -> str:
     """Return the versions from the oldest to the newest step."""
     first, last = bounds
     if first is None or last is None or first == last:
-        return count(last if first is None else first)
-    return f"{first:,} to {last:,}"
+        return version(last if first is None else first)
+    return f"{first} to {last}"
+
+
+def version(number: int | None) -> str:
+    """Return a model version: a name, without commas."""
+    return _NOTHING if number is None else str(number)
 
 
 def when(value: Any) -> str:
@@ -398,6 +406,16 @@ def short_id(text: str | None) -> Markup:
         return Markup('<span class="id">{}</span>').format(text)
     short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
     return Markup('<span class="id" title="{}" data-whole>{}</span>').format(text, short)
+
+
+def short_name(text: str, most: int = 28) -> Markup:
+    """Return the name of a line or of a buffer on one line, as `short_id` does an id."""
+    line = " ".join(text.split()) or text
+    if len(line) <= most and line == text:
+        return Markup('<span class="name">{}</span>').format(text)
+    half = most // 2
+    short = line if len(line) <= most else f"{line[: half - 1]}\u2026{line[-half:]}"
+    return Markup('<span class="name" title="{}" data-whole>{}</span>').format(text, short)
 
 
 def moment(seconds: float | None) -> str:

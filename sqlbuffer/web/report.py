@@ -3,9 +3,9 @@
 import base64
 import hashlib
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
@@ -20,7 +20,7 @@ from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.curves import BufferFigures, figures_of
-from sqlbuffer.web.rendering import FOLDER, encoded, environment
+from sqlbuffer.web.rendering import FOLDER, encoded, environment, moment
 
 MOST_BUFFERS = 20
 N_BEST = 20
@@ -62,6 +62,7 @@ def report(url: Database, buffer: str | None = None) -> bytes:
             reports = [_report_of(connection, name) for name in names]
     finally:
         pool.close()
+    made_at_s = time.time()
     scripts = [(FOLDER / "static" / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     style = "\n".join((FOLDER / "static" / name).read_text(encoding="utf-8") for name in _STYLES)
     # Only these scripts and styles run, even if texts of users contain others.
@@ -75,7 +76,8 @@ def report(url: Database, buffer: str | None = None) -> bytes:
         .render(
             reports=reports,
             database=shown_url(resolved),
-            made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+            made_at=moment(made_at_s),
+            made_at_s=made_at_s,
             policy=policy,
             scripts=[Markup(script) for script in scripts],
             style=Markup(style),

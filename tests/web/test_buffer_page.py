@@ -115,10 +115,34 @@ def test_rates_and_ratios_are_of_all_that_was_written_and_drawn(schema_url, clie
     assert speed["in"] == pytest.approx([80 / 7, 20 / 9], rel=1e-3)
     assert speed["≈ out"] == pytest.approx([340 / 7, 340 / 9], rel=1e-3)
     assert lines_of(curves["Samples per insert"]) == {"≈ sampled / written": [6.8]}
-    numbers = re.findall(r"<tr><th scope=.row.>(.*?)</th>(.*?)</tr>", page)
+    numbers = re.findall(r"<tr><th scope=.row.><span[^>]*>(.*?)</span></th>(.*?)</tr>", page)
     means = {label: cells.split("</td>")[1].split(">")[1] for label, cells in numbers}
     assert (means["in"], means["≈ out"]) == ("6.25", "42.5")
     assert means["≈ sampled / written"] == "6.8"
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_the_newest_interval_of_a_live_run_is_shown_when_it_is_over(schema_url, client_of, typed):
+    # The run writes 5 steps and samples 20 rows a second, also while the page is read.
+    last = int(time.time() - (time.time() // 60 - 10) * 60) + 127
+    writes = dict.fromkeys([0, *range(15, last, 10)], 50)
+    draws = dict.fromkeys(range(0, last - 9, 10), 200)
+    date(schema_url, "train", typed, writes, draws, last)
+    curves = curves_of(client_of(schema_url).get("/buffer?buffer=train").text)
+    speed = lines_of(curves["Steps per second"])
+    assert speed["in"] == pytest.approx([5.0] * len(speed["in"]), rel=1e-3)
+    assert speed["≈ out"] == pytest.approx([20.0] * len(speed["in"]), rel=1e-3)
+    (ratios,) = lines_of(curves["Samples per insert"]).values()
+    assert len(ratios) >= 9
+    assert ratios == pytest.approx([4.0] * len(ratios), rel=1e-3)
+
+
+def test_a_short_interval_at_the_end_of_a_run_is_no_peak(schema_url, client_of):
+    date(schema_url, "train", False, {0: 50, 15: 50, 25: 50, 31: 50}, {0: 100, 10: 100}, 31)
+    speed = lines_of(
+        curves_of(client_of(schema_url).get("/buffer?buffer=train").text)["Steps per second"]
+    )
+    assert speed["in"] == pytest.approx([5.0, 5.0, 100 / 11], rel=1e-3)
 
 
 @pytest.mark.thorough
@@ -292,6 +316,100 @@ def stored_episodes(url, name):
         "FROM v_episodes e JOIN v_experiences s ON s.buffer = e.buffer AND s.seq = e.last_seq "
         f"WHERE e.buffer = '{name}' ORDER BY e.last_seq",
     )
+
+
+def test_agents_keep_their_colors_next_to_another_buffer(schema_url, client_of):
+    for name in ("a", "b"):
+        with ReplayBuffer(schema_url, name=name) as buffer:
+            for number in range(6):
+                keys = {"task_id": f"t{number}", "agent_id": f"actor-{number}"}
+                buffer.store_episode({"state": [{}], "reward": np.ones(1)}, **keys)
+    client = client_of(schema_url)
+
+    def looks(query):
+        curve = curves_of(client.get(f"/figures?buffer=a&by=agent&{query}").text)["Returns"]
+        return {line["name"]: (line["color"], line["dash"]) for line in curve["lines"]}
+
+    alone, both = looks("x=step"), looks("with=b")
+    assert len({color for color, _ in alone.values()}) == 6
+    for name, (color, _) in alone.items():
+        assert both[f"a: {name}"] == (color, 0)
+        assert both[f"b: {name}"] == (color, 1)
+
+
+@pytest.mark.parametrize("n_versions", [14, 100])
+def test_lines_for_each_version_are_shades_and_say_which_are_left_out(
+    schema_url, client_of, n_versions
+):
+    with ReplayBuffer(schema_url, name="a") as buffer:
+        for version in range(n_versions):
+            values = {"state": [{}], "reward": np.ones(1)}
+            buffer.store_episode(values, task_id="t", model_version=version)
+    client = client_of(schema_url)
+    page = client.get("/buffer?buffer=a&by=version&x=step").text
+    colors = [line["color"] for line in curves_of(page)["Returns"]["lines"]]
+    assert colors == [*range(13, 25)]
+    assert f"12 of {n_versions} lines: at even distances." in page
+    assert page.count("by=version") > page.count("x=version&amp;by=version")
+    assert "x=version&amp;by=version" not in page
+    assert "by=version&amp;x=version" not in page
+    page = client.get("/buffer?buffer=a&by=version&x=version").text
+    assert "Lines for each version need an axis of times, steps or episodes." in page
+    (line,) = curves_of(page)["Returns"]["lines"]
+    assert line["x"] == [*range(n_versions)]
+
+
+def test_an_address_with_mistakes_says_what_is_wrong(schema_url, client_of):
+    fill_runs(schema_url, "train", typed=False)
+    client = client_of(schema_url)
+    page = html.unescape(client.get("/buffer?buffer=train&with=nope").text)
+    assert "There is no buffer 'nope' to compare with." in page
+    assert "Remove nope" not in page
+    page = html.unescape(client.get("/buffer?buffer=train&since=99999999999&until=5").text)
+    assert "since (5138-11-16 09:46:39 UTC) is not before until (1970-01-01 00:00:05 UTC)" in page
+    assert len(lines_of(curves_of(page)["Returns"])["train"]) == 9
+    page = html.unescape(client.get("/buffer?buffer=train&since=yesterday").text)
+    assert "since=yesterday is not a Unix time in seconds: it is ignored." in page
+    assert 'class="notice"' not in client.get("/buffer?buffer=train&since=5").text
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_episodes_without_a_finite_reward_are_counted_on_the_card(schema_url, client_of, typed):
+    with ReplayBuffer(schema_url, name="a", **({"fields": FIELDS} if typed else {})) as buffer:
+        for number in range(9):
+            values = {"obs": np.zeros((2, 2))} if typed else {"state": [{}] * 2}
+            reward = np.full(2, {7: math.nan, 8: math.nan, 3: math.inf}.get(number, 1.0))
+            buffer.store_episode({**values, "reward": reward}, task_id="t")
+    page = client_of(schema_url).get("/buffer?buffer=a").text
+    assert "3 episodes without a finite reward, the newest 2 among them: not drawn." in page
+    assert "Left out: 3 without a finite value." in page
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_a_sum_with_a_reward_that_is_not_a_number_is_not_one(schema_url, client_of, typed):
+    sums = {
+        "part": [math.nan, 1.0, math.nan], "all": [math.nan] * 3, "zeros": [math.nan, 0.0, 0.0],
+        "known": [0.0, 0.0, 0.0],
+    }  # fmt: skip
+    with ReplayBuffer(schema_url, name="a", **({"fields": FIELDS} if typed else {})) as buffer:
+        for name, rewards in sums.items():
+            values = {"obs": np.zeros((3, 2))} if typed else {"state": [{}] * 3}
+            buffer.store_episode({**values, "reward": np.array(rewards)}, episode_id=name)
+    client = client_of(schema_url)
+    numbers = dict(run_sql(schema_url, "SELECT key, id FROM episodes"))
+    for name, n, others in (("part", 2, "1"), ("all", 3, None), ("zeros", 1, "0")):
+        for view in ("", "?view=curves"):
+            page = client.get(f"/buffers/a/episodes/{numbers[name]}{view}").text
+            assert "<b>nan</b>" in page.split('class="facts"')[1].split("</ul>")[0]
+            assert f"{n} reward{'s' * (n > 1)} not a number" in page
+            assert ("sum of the others" in page) == (others is not None)
+            if others is not None:
+                assert f"sum of the others {others}</span>" in page
+    assert "not a number" not in client.get(f"/buffers/a/episodes/{numbers['known']}").text
+    page = client.get("/episodes?buffer=a").text
+    cells = re.findall(r'data-col="reward"[^>]*>(.*?)</td>', page)
+    # Of a list, the first and the last reward of each are read.
+    assert cells == ["0", "nan", "nan", "nan"]
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])

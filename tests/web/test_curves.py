@@ -11,8 +11,10 @@ from sqlbuffer.web.curves import (
     N_COLORS,
     Curve,
     color_of,
+    colors_of,
     value_line,
 )
+from sqlbuffer.web.rendering import figure, short_name
 
 NUMBERS = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
@@ -88,3 +90,29 @@ def test_a_color_follows_the_name(stem, number):
 def test_numbered_names_have_different_colors():
     for stem in ("actor-", "", "run ", "\u6578", "a.b_"):
         assert len({color_of(f"{stem}{number}") for number in range(N_COLORS)}) == N_COLORS
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(9_391.2, "9,391"), (9_999.9, "10,000"), (999.96, "1,000"), (1_234_567.891, "1,234,568")],
+)
+def test_numbers_of_one_size_look_alike(number, text):
+    assert figure(number) == text
+
+
+def test_a_long_name_is_one_line_and_whole_on_hover():
+    name = f"{'walker ' * 8}seed-17"
+    assert str(short_name("walker: seed-17")) == '<span class="name">walker: seed-17</span>'
+    assert str(short_name(name)) == (
+        f'<span class="name" title="{name}" data-whole>walker walker\u2026walker seed-17</span>'
+    )
+
+
+@given(st.lists(st.text(max_size=9), unique=True, max_size=20))
+def test_names_next_to_each_other_have_colors_of_their_own(names):
+    colors = colors_of(names)
+    assert len(set(colors.values())) == min(len(names), N_COLORS)
+    if names:
+        assert colors[names[0]] == color_of(names[0])
+    # A later name changes no earlier one.
+    assert colors_of(names[:-1]) == {name: colors[name] for name in names[:-1]}

@@ -3,6 +3,8 @@ import hashlib
 import html
 import math
 import re
+import time
+from datetime import datetime
 from html.parser import HTMLParser
 
 import pytest
@@ -123,7 +125,16 @@ def test_without_a_buffer_all_of_them_are_in_it(schema_url):
     for name in ("one", "two"):
         store_returns(schema_url, name, [1.0])
     text = report(schema_url).decode()
-    assert re.findall(r"<h1>(.*?)</h1>", text) == ["one", "two"]
+    assert re.findall(r"<h1 id=.*?>(.*?)</h1>", text) == ["one", "two"]
+    assert re.findall(r'href="#(buffer-.*?)".*?>(\w+)</span></a>', text) == [
+        ("buffer-1", "one"), ("buffer-2", "two"),
+    ]  # fmt: skip
+    # The file is read at another time.
+    assert " ago" not in text.split("<main")[1]
+    newest = re.search(r"newest step <b>(.*?)</b> <span class=.quiet.>(.*?) UTC</span>", text)
+    assert datetime.fromisoformat(f"{newest[2]} {newest[1]}+00:00").timestamp() == pytest.approx(
+        time.time(), abs=60
+    )
     ids = re.findall(r' id="(.*?)"', text)
     assert len(ids) == len(set(ids))
     with pytest.raises(BufferNotFoundError, match="'three'"):

@@ -648,6 +648,15 @@ def read_steps(
     return browsed, min(start, len(keys))
 
 
+def rewards_of(
+    connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]
+) -> dict[int, float | None]:
+    """Return the rewards of some steps, which may be NaN, by their numbers in the buffer."""
+    keys = [StepKey(0, seq) for seq in sorted(set(seqs))]
+    steps, _ = read_steps(connection, buffer, keys, without=[*buffer.layout.specs, *PAYLOADS])
+    return {step.key.seq: step.row.exp_data.reward_t for step in steps if step.row is not None}
+
+
 class _StepReader:
     def __init__(self, connection: Connection, buffer: OpenBuffer, without: Sequence[str]) -> None:
         self._connection, self._buffer = connection, buffer

@@ -3,6 +3,8 @@
 Whole texts, values, images and differences have addresses of their own.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,12 +176,17 @@ def _show(request: Request, number: int | None) -> Response:
             relatives = relatives_of(connection, buffer.info.id, rollout.number)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
+    sum_of_others = rollout.return_
+    if context["n_not_numbers"]:
+        # The stored sum is that of the other rewards.
+        rollout = replace(rollout, return_=math.nan)
     return page(
         request,
         "episode.html",
         place="episode",
         buffer=name,
         rollout=rollout,
+        sum_of_others=sum_of_others,
         relatives=relatives,
         episode_to=lambda number: episode_link(request, name, number),
         at=place,
@@ -247,6 +254,7 @@ def _context(
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
         "has_last": True, "marks": {}, "kinds": KINDS, "at_text": None,
+        "n_not_numbers": 0,
     }  # fmt: skip
     if place.view == "curves":
         return context | _curves(connection, buffer, rollout)
@@ -286,7 +294,14 @@ def _context(
     return context | {
         "steps": shown, "later": later, "has_last": not is_last, "marks": marks_on(shown),
         "at_text": None if earlier is None or first is None else _text(first),
+        "n_not_numbers": _n_not_numbers([step.row for step in steps]),
     }  # fmt: skip
+
+
+def _n_not_numbers(rows: Sequence[Any]) -> int:
+    """Return how many rewards are NaN."""
+    rewards = [row.exp_data.reward_t for row in rows if row is not None]
+    return sum(reward is not None and math.isnan(reward) for reward in rewards)
 
 
 def _later(keys: KeyPage, n_shown: int, place: PagePlace) -> dict[str, Any] | None:
@@ -303,7 +318,11 @@ def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
     without = [*images, "messages"]
     steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
     rows = [(step.key.position, step.row) for step in steps if step.row is not None]
-    return {"curves": curves_of(rows), "n_steps": n_steps, "n_read": len(rows)}
+    n_not_numbers = _n_not_numbers([row for _, row in rows])
+    return {
+        "curves": curves_of(rows), "n_steps": n_steps, "n_read": len(rows),
+        "n_not_numbers": n_not_numbers,
+    }  # fmt: skip
 
 
 def _tokens(

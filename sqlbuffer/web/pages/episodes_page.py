@@ -23,6 +23,8 @@ from sqlbuffer.storage.browsing.rollouts import (
     browsed_buffer,
     rollout_page,
 )
+from sqlbuffer.storage.browsing.steps import rewards_of
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.rendering import (
@@ -100,6 +102,7 @@ def show(request: Request) -> Response:
             wanted = parse_filter(sought, fields.specs)
             query = _query(request, sort, wanted, fields.comparable)
             listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
+            listing = _with_unknown_sums(connection, buffer, listing)
         except ConditionError as error:
             trouble, wanted = str(error), EpisodeFilter()
     state = {"q": sought or None, "sort": None if sort == "newest" else sort}
@@ -129,6 +132,24 @@ def show(request: Request) -> Response:
         most_characters=MOST_CHARACTERS,
         commands=_commands(site.shown_url, name, query, listing, wanted),
     )
+
+
+def _with_unknown_sums(connection: Any, buffer: OpenBuffer, listing: RolloutPage) -> RolloutPage:
+    """Return a page on which the sum of rewards is NaN if the first or the last one is.
+
+    The stored sum is that of the other rewards.
+    """
+    own = [row for row in listing.rollouts if row.is_held and row.reward is None]
+    ends = [seq for row in own for seq in (row.first_seq, row.last_seq)]
+    rewards = rewards_of(connection, buffer, ends)
+    unknown = {seq for seq, reward in rewards.items() if reward is not None and reward != reward}
+    rollouts = [
+        replace(row, return_=math.nan, rollout_reward=math.nan)
+        if row.reward is None and not unknown.isdisjoint((row.first_seq, row.last_seq))
+        else row
+        for row in listing.rollouts
+    ]
+    return replace(listing, rollouts=rollouts)
 
 
 def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:

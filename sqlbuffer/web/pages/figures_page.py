@@ -16,16 +16,24 @@ from sqlbuffer.storage.browsing.curves import (
     MOST_EPISODES,
     ROWS_OF_A_BATCH,
     TimeSpan,
+    buffer_number,
     now_of,
 )
 from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
-from sqlbuffer.web.curves import AXES, BufferFigures, View, figures_of
+from sqlbuffer.web.curves import (
+    AXES,
+    BufferFigures,
+    View,
+    buffer_colors,
+    figures_of,
+)
 from sqlbuffer.web.pages.buffers_page import buffer_of, unknown_buffer
 from sqlbuffer.web.rendering import (
     command_line,
     episode_link,
     here_of,
     link,
+    moment,
     page,
     python_call,
     quoted,
@@ -57,6 +65,7 @@ class _Shown:
     view: View
     figures: BufferFigures
     facts: RunFacts
+    notices: Sequence[str]
 
 
 def show_buffer(request: Request) -> Response:
@@ -73,8 +82,10 @@ def show_buffer(request: Request) -> Response:
         **_context(request, shown),
         refresh=link(request, "/figures", buffer=name, **_state(request)),
         ranges=RANGES,
-        chosen="" if _number(request, "since") is not None else _last(request),
+        chosen="" if _asked_span(request) is not None else _last(request),
         span=span,
+        notices=shown.notices,
+        colors=buffer_colors([name, *shown.others]),
         axes=AXES,
         kinds=KINDS,
         smoothing=_smoothing(request),
@@ -100,9 +111,22 @@ def show_figures(request: Request) -> Response:
 def _shown(request: Request, connection: Any) -> _Shown:
     name = buffer_of(request)
     asked = request.query_params
-    named = dict.fromkeys(other for other in asked.getlist("with") if other != name)
-    others = list(named)[:MOST_OTHERS]
+    named = list(dict.fromkeys(other for other in asked.getlist("with") if other != name))
+    numbers = {other: buffer_number(connection, other) for other in named[: 2 * MOST_OTHERS]}
+    existing = [other for other, number in numbers.items() if number is not None]
+    others = existing[:MOST_OTHERS]
     axis, by = asked.get("x"), asked.get("by")
+    notices = [
+        f"There is no buffer {other!r} to compare with."
+        for other, number in numbers.items()
+        if number is None
+    ]
+    if len(existing) > MOST_OTHERS:
+        notices.append(f"The figures show {MOST_OTHERS} other buffers at most.")
+    if axis == by == "version":
+        by = None
+        notices.append("Lines for each version need an axis of times, steps or episodes.")
+    notices += _span_notices(request)
     view = View(
         _span(request, _last(request), now_of(connection)),
         # Runs of other days have nothing in common but their steps.
@@ -113,7 +137,7 @@ def _shown(request: Request, connection: Any) -> _Shown:
     facts = None if figures is None else run_facts(connection, name)
     if figures is None or facts is None:
         raise unknown_buffer(name)
-    return _Shown(name, others, view, figures, facts)
+    return _Shown(name, others, view, figures, facts, notices)
 
 
 def _context(request: Request, shown: _Shown) -> dict[str, Any]:
@@ -180,11 +204,39 @@ def _iso(seconds: float) -> str:
 
 
 def _span(request: Request, chosen: str, now: float) -> TimeSpan:
-    since, until = _number(request, "since"), _number(request, "until")
-    if since is not None or until is not None:
-        return TimeSpan(since, until)
+    span = _asked_span(request)
+    if span is not None:
+        return span
     seconds = _SECONDS.get(chosen, math.inf)
     return TimeSpan(None if math.isinf(seconds) else now - seconds)
+
+
+def _asked_span(request: Request) -> TimeSpan | None:
+    """Return the part of the history between two times; None if none can be between them."""
+    since, until = _number(request, "since"), _number(request, "until")
+    if (since is None and until is None) or _is_reversed(since, until):
+        return None
+    return TimeSpan(since, until)
+
+
+def _is_reversed(since: float | None, until: float | None) -> bool:
+    return since is not None and until is not None and since >= until
+
+
+def _span_notices(request: Request) -> list[str]:
+    """Return what is wrong with the part of the history in the address."""
+    since, until = _number(request, "since"), _number(request, "until")
+    notices = [
+        f"{name}={request.query_params[name][:40]} is not a Unix time in seconds: it is ignored."
+        for name, number in (("since", since), ("until", until))
+        if number is None and request.query_params.get(name)
+    ]
+    if _is_reversed(since, until):
+        notices.append(
+            f"since ({moment(since)} UTC) is not before until ({moment(until)} UTC): both are "
+            "ignored."
+        )
+    return notices
 
 
 def _number(request: Request, name: str) -> float | None:

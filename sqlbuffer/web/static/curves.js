@@ -24,10 +24,16 @@
     const most = Math.max(...ticks.map(Math.abs));
     if (most >= 1e15 || (most && most < 1e-4)) return ticks.map((tick) => (tick ? tick.toExponential(1).replace("+", "") : "0"));
     const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"], [1, ""]];
-    const [unit, letter] = units.find(([size]) => most >= (size === 1e3 ? 1e4 : size)) || units[4];
-    let digits = 0;
-    while (digits < 10 && Math.abs(Math.round(step / unit * 10 ** digits) / 10 ** digits / (step / unit) - 1) > 1e-6) digits++;
-    return ticks.map((tick) => (tick ? (tick / unit).toFixed(digits) + letter : "0"));
+    let [unit, letter] = units.find(([size]) => most >= (size === 1e3 ? 1e4 : size)) || units[4];
+    const digitsOf = (of) => {
+      let digits = 0;
+      while (digits < 10 && Math.abs(Math.round(step / of * 10 ** digits) / 10 ** digits / (step / of) - 1) > 1e-6) digits++;
+      return digits;
+    };
+    // 71,358 is shorter than 71.358K.
+    if (letter && most < 1e9 && digitsOf(unit) > 2) [unit, letter] = [1, ""];
+    const digits = digitsOf(unit), form = { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: most >= 1e4 };
+    return ticks.map((tick) => (tick ? (tick / unit).toLocaleString("en-US", form) + letter : "0"));
   }
 
   const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
@@ -49,12 +55,12 @@
   const exact = (value) => {
     if (value == null) return "–";
     if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en-US");
-    return Math.abs(value) >= 1e4 && Math.abs(value) < 1e15 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(4)));
+    return Math.abs(value) >= 999.95 && Math.abs(value) < 1e15 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(4)));
   };
   const AXES = { time: "by time, UTC", step: "by step", episode: "by episode", version: "by model version" };
   function placeText(axis, x) {
     if (axis === "time") return new Date(x * 1e3).toISOString().slice(0, 19).replace("T", " ") + " UTC";
-    return `${axis} ${exact(Math.round(x))}`;
+    return `${axis} ${axis === "version" ? Math.round(x) : exact(Math.round(x))}`;
   }
 
   // Distances of ticks. In UTC all of them divide a day, or are days.
@@ -67,11 +73,12 @@
     return Array.from({ length: Math.max(0, Math.min(n, 100)) }, (_, place) => (first + place) * step);
   }
 
-  // Without the texts that the right edge would cut.
+  // Without the texts that the edges would cut.
   function within(plot, ticks, texts) {
+    const { left, width } = plot.bbox;
     return texts.map((text, place) => {
-      const end = plot.valToPos(ticks[place], "x") + widthOf(text.split("\n")) / 2;
-      return end > plot.bbox.width / devicePixelRatio + ROOM ? "" : text;
+      const middle = plot.valToPos(ticks[place], "x"), half = widthOf(text.split("\n")) / 2;
+      return middle + half > width / devicePixelRatio + ROOM || middle - half < -left / devicePixelRatio ? "" : text;
     });
   }
 
@@ -82,12 +89,12 @@
     return { ...lookOfAxis(), size: isTime ? 36 : 24, space: isTime ? 80 : 64, incrs: isTime ? TIMES : WHOLE,
       values: (plot, ticks, _, __, step) => within(plot, ticks, isTime ? timeTexts(ticks, step) : numberTexts(ticks, step)) };
   }
-  function valueAxis() {
-    return { ...lookOfAxis(), space: 32, values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
+  function valueAxis(isWhole) {
+    return { ...lookOfAxis(), space: 32, ...(isWhole ? { incrs: WHOLE } : {}), values: (_, ticks, __, ___, step) => numberTexts(ticks, step),
       size: (_, texts) => (texts ? 14 + Math.ceil(widthOf(texts)) : 40) };
   }
   // The curves of an episode have the same axes.
-  window.sqlbufferAxes = { placeAxis, valueAxis };
+  window.sqlbufferAxes = { placeAxis, valueAxis, exact };
 
   const figures = new Set();
   const hidden = new Set();
@@ -144,7 +151,7 @@
         );
         if (line.low) bands.push({ series: [4 * place + 4, 4 * place + 3], fill: faded(stroke, 0.14) });
       });
-      const edge = { time: 30, step: 1, episode: 1, version: 1 }[axis];
+      const edge = axis === "time" ? 30 : 1.4;
       this.plot = new uPlot({
         width: this.place.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
         scales: {
@@ -156,7 +163,7 @@
           } },
           y: { range: (_, low, high) => this.range(low, high) },
         },
-        axes: [placeAxis(isTime), valueAxis()],
+        axes: [placeAxis(isTime), valueAxis(this.data.whole)],
         padding: [8, ROOM, 0, 0],
         cursor: {
           drag: { x: true, y: false, setScale: isReport || axis === "version" }, y: false,
@@ -179,7 +186,7 @@
       if (low == null || (low === 0 && high === 0)) return [0, 1];
       // Means of equal values differ in their last digits.
       const size = Math.max(Math.abs(low), Math.abs(high)), isFlat = high - low < 1e-9 * size;
-      const room = isFlat ? size * 0.1 : (high - low) * 0.06;
+      const room = isFlat ? Math.max(size * 0.1, this.data.whole ? 1 : 0) : (high - low) * 0.06;
       if (!Number.isFinite(room)) return [low, high];
       // Zero is shown where it is near, and is not passed.
       if (this.data.zero && low >= 0) return [0, high * 1.06];
@@ -201,7 +208,7 @@
         let at = isAway ? all.length - 1 : place;
         while (at >= 0 && all[at] == null) at--;
         const text = exact(all[at]), ofRaw = exact(raw[at]);
-        value.textContent = isAway || text === ofRaw ? text : `${text} (${ofRaw})`;
+        value.textContent = isAway || text === ofRaw ? text : `${text} (raw ${ofRaw})`;
       });
     }
 

@@ -8,16 +8,24 @@
     const place = figure.querySelector(".plot");
     if (!window.uPlot || !x.length) return;
     place.replaceChildren();
-    // The last values while the pointer is away.
-    const tellLast = (plot) => plot.cursor.left < 0 && plot.setLegend({ idx: x.length - 1 }, false);
+    const buttons = [...figure.querySelectorAll("[data-field-line]")], { placeAxis, valueAxis, exact } = window.sqlbufferAxes;
+    // The values at the pointer, or else the last ones.
+    const tell = ({ data, cursor }) => buttons.forEach((button, i) => {
+      const values = data[i + 1], isAway = cursor.idx == null || cursor.left < 0;
+      const value = isAway ? values.findLast((each) => each != null) : values[cursor.idx];
+      button.parentElement.querySelector("[data-value]").textContent = exact(value) + (isAway ? "" : ` at ${exact(x[cursor.idx])}`);
+    });
+    // Actions and flags keep their value until the next step.
+    const isDiscrete = series.every((line) => line.values.every((value) => value == null || Number.isInteger(value)));
     const plot = new uPlot({
       width: Math.max(place.clientWidth, 200), height: 170,
-      legend: { show: series.length > 1 }, hooks: { ready: [tellLast], setCursor: [tellLast] }, padding: [8, 14, 0, 0],
+      legend: { show: false }, hooks: { ready: [tell], setCursor: [tell] }, padding: [8, 14, 0, 0],
       scales: { x: { time: false, range: (_, low, high) => (high > low ? [low, high] : [low - 1, high + 1]) } },
-      axes: [window.sqlbufferAxes.placeAxis(false), window.sqlbufferAxes.valueAxis()],
+      axes: [placeAxis(false), valueAxis(isDiscrete)],
       series: [{ label: "step" }, ...series.map((line, i) => ({
         label: line.label, stroke: color(`--series-${(i % 12) + 1}`), width: 1.5,
-        points: { show: x.length < 60 },
+        points: { show: x.length < 60 && !isDiscrete }, show: buttons[i]?.getAttribute("aria-pressed") !== "false",
+        ...(isDiscrete ? { paths: uPlot.paths.stepped({ align: 1 }) } : {}),
       }))],
     }, [x, ...series.map((line) => line.values)], place);
     figure.plot = plot;
@@ -96,6 +104,14 @@
     event.preventDefault();
     const now = [...tokens.children].findIndex((each) => each.classList.contains("now"));
     reach(tokens, now < 0 ? (by > 1e8 ? by : 0) : now + by);
+  });
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-field-line]");
+    if (!button) return;
+    const isShown = button.getAttribute("aria-pressed") === "false";
+    button.setAttribute("aria-pressed", String(isShown));
+    button.closest("[data-field-curve]").plot?.setSeries(Number(button.dataset.fieldLine), { show: isShown });
   });
 
   const start = (part) => {

@@ -94,7 +94,7 @@ def test_a_single_point_is_within_a_minute_and_numbers_keep_their_digits(opened)
     assert {"1.4", "1.5", "1.6"} <= {one["text"] for one in beside}
     _, page = opened("/buffer?buffer=large")
     _, beside = texts_of(page)
-    assert all(re.fullmatch(r"123\.4\d+K", one["text"]) for one in beside)
+    assert all(re.fullmatch(r"123,4\d\d", one["text"]) for one in beside)
 
 
 def test_a_new_day_is_named_where_it_begins(opened):
@@ -274,9 +274,107 @@ def test_the_curves_of_an_episode_have_whole_texts_and_tell_the_last_values(open
     drawn = page.evaluate("window.drawn")
     assert any("K" in one["text"] for one in drawn)
     assert all(one["left"] >= 0 and one["right"] <= one["width"] for one in drawn)
-    legends = page.locator(".u-legend").all_inner_texts()
-    assert legends
-    assert not any("--" in text for text in legends)
+    card = page.locator("[data-field-curve]", has_text="obs")
+    assert card.locator("[data-field-line]").all_inner_texts() == ["[0]", "[1]"]
+    card.locator("[data-field-line]").first.click()
+    expect(card.locator("[data-field-line]").first).to_have_attribute("aria-pressed", "false")
+    values = card.locator("[data-value]")
+    assert values.last.inner_text() == "0"
+    card.locator(".u-over").hover(position={"x": 2, "y": 20})
+    expect(values.last).to_have_text("0 at 0")
+
+
+def test_an_action_is_drawn_in_steps_with_whole_ticks(schema_url, visit):
+    fields = {"action": ("int64", ())}
+    with ReplayBuffer(schema_url, "a", fields=fields) as buffer:
+        values = {"action": np.arange(40) // 3 % 2, "reward": np.linspace(0, 0.4, 40)}
+        buffer.store_episode(values, task_id="t")
+    browser = visit(schema_url)
+    browser.context.add_init_script(NOTE_TEXTS.replace("[data-curve]", "[data-field-curve]"))
+    page = browser.open("/buffers/a/episodes/1?view=curves")
+    page.wait_for_selector("[data-field-curve] canvas")
+    # The line keeps a value up to the next step: it has two points for each change.
+    flags = page.locator("[data-field-curve]", has_text="action").evaluate(
+        "each => each.plot.series[1]._paths !== null && each.plot.scales.y.max <= 1.2"
+    )
+    assert flags
+    drawn = [one["text"] for one in page.evaluate("window.drawn")]
+    assert "0.5" not in drawn
+
+
+def test_numbers_of_figures_are_exact_and_say_what_they_are(schema_url, visit):
+    with ReplayBuffer(schema_url, "a", fields={"obs": ("float32", ())}) as buffer:
+        returns = [9_391.2, 8_000.0, *[1_234_567.891] * 12]
+        for value in returns:
+            buffer.store_episode(
+                {"obs": np.zeros(1), "reward": np.array([value])}, task_id="t"
+            )  # fmt: skip
+    browser = visit(schema_url)
+    browser.context.add_init_script(NOTE_TEXTS)
+    page = browser.open("/buffer?buffer=a&x=step&smooth=0")
+    page.wait_for_selector("[data-curve] canvas")
+    value = page.locator("[data-curve=returns] [data-value]")
+    assert value.inner_text() == "1,234,568"
+    page.locator("[data-curve=returns] .u-over").hover(position={"x": 1, "y": 20})
+    expect(value).to_have_text("9,391")
+    page = browser.open("/buffer?buffer=a&x=step&smooth=0.5")
+    page.wait_for_selector("[data-curve] canvas")
+    page.locator("[data-curve=returns] .u-over").hover(position={"x": 40, "y": 20})
+    expect(value).to_have_text(re.compile(r"^[\d,]+ \(raw [\d,]+\)$"))
+    # Lengths are whole numbers.
+    beside = [one["text"] for one in page.evaluate("window.drawn") if one["title"] == "lengths"]
+    assert not any("." in text for text in beside)
+    assert {"0", "1", "2"} <= set(beside)
+
+
+def test_a_single_point_at_a_large_step_has_its_ticks(schema_url, visit):
+    with ReplayBuffer(schema_url, "a", fields={"obs": ("float32", ())}) as buffer:
+        n = 71_358
+        buffer.store_episode({"obs": np.zeros(n), "reward": np.zeros(n)}, task_id="t")
+    browser = visit(schema_url)
+    browser.context.add_init_script(NOTE_TEXTS)
+    page = browser.open("/buffer?buffer=a&x=step")
+    page.wait_for_selector("[data-curve=returns] canvas")
+    below, _ = texts_of(page)
+    texts = {one["text"] for one in below}
+    assert texts >= {"71,357", "71,358", "71,359"}
+    assert not any("K" in text for text in texts)
+
+
+def test_opening_numbers_and_pressing_names_color_nothing(opened):
+    _, page = opened("/buffer?buffer=wins&by=agent&x=step")
+    card = page.locator("[data-curve=returns]")
+    look = "each => getComputedStyle(each).backgroundColor"
+    before = card.evaluate(look)
+    card.locator("summary").click()
+    assert card.evaluate(look) == before
+    button = card.locator("[data-line]").first
+    for _ in range(2):
+        button.click()
+        assert button.evaluate(look) == "rgba(0, 0, 0, 0)"
+        assert card.evaluate(look) == before
+
+
+def test_the_controls_are_one_row_and_long_names_one_line(filled_url, visit):
+    name = "a buffer with a name of more than sixty characters, as runs of sweeps have"
+    with ReplayBuffer(filled_url, name, create=True, fields={"obs": ("float32", (2,))}) as buffer:
+        buffer.store_episode({"obs": np.zeros((1, 2)), "reward": np.ones(1)}, task_id="t")
+    browser = visit(filled_url, viewport={"width": 1400, "height": 900})
+    page = browser.open("/buffer?buffer=wins")
+    assert page.locator(".controls").bounding_box()["height"] < 40
+    page = browser.open(f"/buffer?buffer=wins&with={name}")
+    assert page.locator(".chip").bounding_box()["height"] < 32
+    for line in page.locator("[data-curve=returns] .lines li").all():
+        assert line.bounding_box()["height"] < 32
+    ReplayBuffer.drop(filled_url, name)
+
+
+def test_bars_of_one_value_are_as_wide_as_the_axis(opened):
+    _, page = opened("/buffer?buffer=one")
+    bar = page.locator("svg.bars").first
+    assert bar.locator("rect").bounding_box()["width"] == pytest.approx(
+        bar.bounding_box()["width"], abs=1
+    )
 
 
 @pytest.mark.parametrize("width", [1400, 390])
