@@ -32,13 +32,9 @@ def shown(url: str, name: str, views: Iterable[str] = STEP_VIEWS) -> dict[str, l
     """Return what views show of a buffer, by view, in the same order for equal contents."""
     found = {view: _rows(url, f"SELECT * FROM {view} WHERE buffer = :name", name) for view in views}
     of_buffer = f"SELECT {', '.join(_OF_BUFFERS)} FROM v_buffers WHERE buffer = :name"
-    for group in found.get("v_groups", ()):
-        del group["steps"]  # those that were written, of which some had left before a copy
-        for column in [name for name in group if name.startswith("return_")]:
-            # A deleted step without a finite reward stays in the sums of its rollout.
-            if group[column] is not None and math.isinf(group[column]):
-                group[column] = None
-            group[column] = group[column] or None  # a spread of 0 too
+    # A group counts rollouts of which steps had left before a copy.
+    groups = [{"group_id": group["group_id"]} for group in found.get("v_groups", ())]
+    found |= {"v_groups": groups} if "v_groups" in found else {}
     return {**found, "v_buffers": _rows(url, of_buffer, name)}
 
 
