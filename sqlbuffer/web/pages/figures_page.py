@@ -220,7 +220,7 @@ def _asked_span(request: Request) -> TimeSpan | None:
 
 
 def _is_reversed(since: float | None, until: float | None) -> bool:
-    return since is not None and until is not None and since >= until
+    return since is not None and until is not None and since > until
 
 
 def _span_notices(request: Request) -> list[str]:
@@ -233,8 +233,7 @@ def _span_notices(request: Request) -> list[str]:
     ]
     if _is_reversed(since, until):
         notices.append(
-            f"since ({moment(since)} UTC) is not before until ({moment(until)} UTC): both are "
-            "ignored."
+            f"since ({moment(since)} UTC) is after until ({moment(until)} UTC): both are ignored."
         )
     return notices
 

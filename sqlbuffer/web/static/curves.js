@@ -98,7 +98,8 @@
 
   const figures = new Set();
   const hidden = new Set();
-  let weight = 0.6;
+  // The figure in which a part is selected: those on the same axis show the selection too.
+  let weight = 0.6, dragged = null;
 
   class Figure {
     constructor(card) {
@@ -108,6 +109,7 @@
       this.place.setAttribute("role", "img");
       this.place.addEventListener("keydown", (event) => this.step(event));
       this.place.addEventListener("blur", () => this.point(null));
+      this.place.addEventListener("mousedown", () => { dragged = this; });
       this.read();
       this.draw();
       new ResizeObserver(() => this.plot && this.plot.setSize({ width: this.place.clientWidth, height: HEIGHT })).observe(this.place);
@@ -230,7 +232,7 @@
     // A selected part of the history becomes part of the page's address, which can be shared.
     zoom() {
       const { left, width } = this.plot.select;
-      if (isReport || this.data.axis === "version" || width < 8) return;
+      if (isReport || this.data.axis === "version" || width < 8 || dragged !== this) return;
       const ends = [left, left + width].map((at) => this.timeAt(this.plot.posToVal(at, "x")));
       const address = new URL(location.href);
       address.searchParams.delete("last");
