@@ -1,13 +1,16 @@
 """Page 5: the rollouts of a group next to each other."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, ListedGroup, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import (
+    ListedRollout,
     RolloutQuery,
     browsed_buffer,
     group_rewards,
@@ -24,12 +27,16 @@ from sqlbuffer.web.pages.episodes_page import (
     rollout_address,
 )
 from sqlbuffer.web.rendering import (
+    ago,
     buffer_link,
     command_line,
+    count,
     difference_link,
     link,
     page,
     quoted,
+    short_id,
+    took,
 )
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.transcript import first_line, pieces, printable
@@ -106,6 +113,8 @@ def show_group(request: Request) -> Response:
         state = {"buffer": name, "group": group_id, "sort": query.sort}
         return link(request, "/group", **{**state, **changed})
 
+    columns = _columns_of(listing.rollouts)
+    alike = [column for column, cells in columns.items() if _is_alike(column, cells)]
     episodes = [row for row in listing.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
     statement = episodes_statement(name, query, listing.looked_at)
@@ -139,8 +148,31 @@ def show_group(request: Request) -> Response:
         printable=printable,
         first_line=first_line,
         has_failed=has_failed,
+        columns=columns,
+        alike=alike,
+        varied=[column for column in columns if column not in alike],
+        texts_in=("status", "task", "agent"),
         commands=[command_line("sql", site.shown_url, statement)],
     )
+
+
+def _columns_of(rows: Sequence[ListedRollout]) -> dict[str, list[str]]:
+    """Return the columns that do not differ in many groups, as they are shown."""
+    return {
+        "status": [row.status or "" for row in rows],
+        "length": [count(row.length) for row in rows],
+        "model": [count(row.model_version) for row in rows],
+        "task": [short_id(row.task_id) for row in rows],
+        "agent": [short_id(row.agent_id) for row in rows],
+        "began": [ago(row.started_at) for row in rows],
+        "took": [took(row.started_at, row.ended_at) for row in rows],
+    }
+
+
+def _is_alike(column: str, cells: Sequence[str]) -> bool:
+    """Return True if all of several rows show the same; of a moment, its age."""
+    texts = {Markup(cell).striptags() if column == "began" else cell for cell in cells}
+    return len(cells) > 1 and len(texts) == 1
 
 
 def _ends_of(group: ListedGroup | None) -> tuple[float, float] | None:
