@@ -12,15 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.stats import Distribution, Stats
-from sqlbuffer.storage.browsing import curves as stored_curves
 from sqlbuffer.storage.browsing.buffers import WINDOW_S
 from sqlbuffer.storage.browsing.curves import (
+    LOOKED_AT_BATCHES,
+    MOST_EPISODES,
+    ROWS_OF_A_BATCH,
     DrawnCounts,
     DrawnStaleness,
     EpisodePoints,
     StepTimes,
     TimeSpan,
+    buffer_number,
+    drawn_counts,
+    drawn_staleness,
+    episode_points,
+    now_of,
     rollout_points,
+    step_times,
     written_before,
 )
 from sqlbuffer.storage.flow import BUCKET_S
@@ -31,7 +39,7 @@ AXES = {"time": "time", "step": "step", "episode": "episode", "version": "versio
 MOST_LINES = 12
 # Bands on top of each other hide the lines.
 MOST_BANDS = 2
-N_COLOURS = 12
+N_COLORS = 12
 # More values than this are shown by means.
 MOST_VALUES, MOST_MEANS = 100, 240
 # Fewer values of two kinds are shown each.
@@ -43,6 +51,11 @@ _Z = 1.6449  # of the 95 % quantile of the normal distribution
 _LEAST_STEP = 0.001
 _NUMBERED = re.compile(r"(.*?)(\d{0,6})", re.DOTALL | re.ASCII)
 _LARGEST_WHOLE = 2.0**53
+_MOST_INTERVALS = 120
+_SHORTEST_S = 1.0
+_OF_DRAWS_S = 60.0
+_PRECISION_S = 0.001
+_REPORTED = "≈: processes report their draws every 5 seconds."
 
 Floats = NDArray[np.float64]
 _NO_TIMES: Floats = np.empty(0)
@@ -53,7 +66,7 @@ class Line:
     """One line of a curve.
 
     Attributes:
-        name: Its name, which its colour follows.
+        name: Its name, which its color follows.
         x: Its places on the axis, increasing.
         values: A value for each place; NaN if there is none.
         raw: The values that it is made of.
@@ -61,7 +74,7 @@ class Line:
         low: Lower end of the band around each value; None without a band.
         high: Upper end of it.
         are_points: The values are single ones, and no line leads from each to the next.
-        colour: Number of its colour; None for that of the name.
+        color: Number of its color; None for that of the name.
         dash: Number of its pattern: 0 is a solid line.
         mean: Mean of all values; None for that of `raw`.
     """
@@ -74,14 +87,14 @@ class Line:
     low: Floats | None = None
     high: Floats | None = None
     are_points: bool = False
-    colour: int | None = None
+    color: int | None = None
     dash: int = 0
     mean: float | None = None
 
     @property
     def hue(self) -> int:
-        """Number of its colour."""
-        return colour_of(self.name) if self.colour is None else self.colour
+        """Number of its color."""
+        return color_of(self.name) if self.color is None else self.color
 
     @property
     def last(self) -> float | None:
@@ -94,7 +107,7 @@ class Line:
         """The data that the browser draws."""
         data: dict[str, Any] = {
             "name": self.name,
-            "colour": self.hue,
+            "color": self.hue,
             "dash": self.dash,
             "points": self.are_points,
             "x": [round(float(place), 3) for place in self.x],
@@ -186,19 +199,19 @@ class Histogram:
         return max((n for *_, n in self.bars), default=0)
 
 
-def colour_of(name: str) -> int:
-    """Return the number of the colour of a name, from 1 on: the same on each page.
+def color_of(name: str) -> int:
+    """Return the number of the color of a name, from 1 on: the same on each page.
 
-    Names that differ in the number at their end have different colours next to each other.
+    Names that differ in the number at their end have different colors next to each other.
 
     Example:
-        >>> colour_of("actor-2") == colour_of("actor-2")
+        >>> color_of("actor-2") == color_of("actor-2")
         True
-        >>> len({colour_of(f"actor-{number}") for number in range(12)})
+        >>> len({color_of(f"actor-{number}") for number in range(12)})
         12
     """
     stem, digits = _NUMBERED.fullmatch(name).groups()  # type: ignore[union-attr]
-    return (zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLOURS + 1
+    return (zlib.crc32(stem.encode("utf-8", "replace")) + int(digits or 0)) % N_COLORS + 1
 
 
 def value_line(
@@ -356,15 +369,6 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
-# Counting 100,000 would take half of the time that the page may take.
-MOST_EPISODES = 10_000
-_MOST_INTERVALS = 120
-_SHORTEST_S = 1.0
-_OF_DRAWS_S = 60.0
-_PRECISION_S = 0.001
-_REPORTED = "≈: processes report their draws every 5 seconds."
-
-
 @dataclass(frozen=True)
 class View:
     """What the figures show.
@@ -438,20 +442,20 @@ class _Read:
 
 
 def _read(connection: Any, name: str, view: View) -> _Read | None:
-    number = stored_curves.buffer_number(connection, name)
+    number = buffer_number(connection, name)
     if number is None:
         return None
     span = view.span
-    ended = stored_curves.episode_points(connection, number, span, view.by)
+    ended = episode_points(connection, number, span, view.by)
     if not ended.ended_at.size:
         ended = rollout_points(connection, number, span, view.by)
     return _Read(
         number,
         name,
         ended,
-        stored_curves.step_times(connection, number, span),
-        stored_curves.drawn_counts(connection, number),
-        stored_curves.drawn_staleness(connection, number, span),
+        step_times(connection, number, span),
+        drawn_counts(connection, number),
+        drawn_staleness(connection, number, span),
     )
 
 
@@ -472,7 +476,7 @@ def figures_of(
     held = listings.held_rows(connection, [own.number])
     (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
     found = [own, *filter(None, (_read(connection, other, view) for other in others))]
-    server_time = stored_curves.now_of(connection)
+    server_time = now_of(connection)
     curves: tuple[Curve, ...] = (
         _of_ends("returns", "Returns", found, view, "returns"),
         _of_ends("lengths", "Lengths of episodes", found, view, "lengths"),
@@ -573,7 +577,7 @@ def _note_of_ends(found: Sequence[_Read], lines: Sequence[Line], n_parts: int) -
 
 
 def _told_apart(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Return lines with patterns, where two have the same colour."""
+    """Return lines with patterns, where two have the same color."""
     counts: Counter[int] = Counter()
     told = []
     for line in lines:
@@ -591,8 +595,8 @@ def _staleness(found: Sequence[_Read], view: View) -> Curve:
         for one in found
     ]  # fmt: skip
     note = (
-        f"Mean staleness of the first {stored_curves.ROWS_OF_A_BATCH} rows that are still stored, "
-        f"in up to {stored_curves.LOOKED_AT_BATCHES} batches at even distances."
+        f"Mean staleness of the first {ROWS_OF_A_BATCH} rows that are still stored, "
+        f"in up to {LOOKED_AT_BATCHES} batches at even distances."
         if any(one.drawn.drawn_at.size for one in found)
         else "This needs track_samples=True, a clock, and steps with a model_version."
     )
@@ -667,7 +671,7 @@ def _speed(connection: Any, found: Sequence[_Read], view: View) -> Curve:
             rates, mean = activity.per_second(counted)
             name = direction if len(found) == 1 else f"{one.name} {direction}"
             line = _of_intervals(one, view, name, activity.edges[1:], rates, mean)
-            lines.append(replace(line, colour=colour_of(one.name), dash=dash))
+            lines.append(replace(line, color=color_of(one.name), dash=dash))
     note = (
         f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
         if lines
@@ -703,7 +707,7 @@ def _samples_per_insert(connection: Any, found: Sequence[_Read], view: View) -> 
         if of_all is not None:
             name = "≈ sampled / written" if len(found) == 1 else one.name
             line = _of_intervals(one, view, name, activity.edges[1:], ratios, of_all)
-            lines.append(replace(line, colour=colour_of(one.name)))
+            lines.append(replace(line, color=color_of(one.name)))
     note = (
         "Rows sampled for each row written, minute by minute of the last hour. The mean is that of "
         f"all of them. {_REPORTED}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, is_storable_text
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import FieldSpec
@@ -49,7 +49,6 @@ _PART = re.compile(
     |(?P<word>{_QUOTED}|\S+)""",
     re.VERBOSE,
 )
-_INT64 = 2**63
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def _whole(text: str, name: str) -> int:
         raise ConditionError(
             f"the {name} is a whole number, such as 3; got {shown(text)}"
         ) from None
-    if not -_INT64 <= number < _INT64:
+    if not INT64_MIN <= number <= INT64_MAX:
         raise ConditionError(f"the {name} has at most 64 bits; got {shown(text)}")
     return number
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from sqlbuffer.display import dumps
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.rollouts import Rollout
-from sqlbuffer.web.curves import colour_of
+from sqlbuffer.web.curves import color_of
 from sqlbuffer.web.site import site_of
 
 
@@ -196,7 +196,7 @@ def environment() -> Environment:
         "ago": ago,
         "aligned": aligned,
         "as_json": as_json,
-        "colour": colour_of,
+        "color": color_of,
         "count": count,
         "figure": figure,
         "moment": moment,

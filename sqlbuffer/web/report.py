@@ -12,14 +12,14 @@ from markupsafe import Markup
 
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffers import ListedGroup, buffer_names, group_page
-from sqlbuffer.storage.browsing.curves import buffer_number
+from sqlbuffer.storage.browsing.curves import MOST_EPISODES, buffer_number
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.browsing.rollouts import ListedRollout, RolloutQuery, rollout_page
 from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.web.curves import MOST_EPISODES, BufferFigures, figures_of
+from sqlbuffer.web.curves import BufferFigures, figures_of
 from sqlbuffer.web.rendering import FOLDER, encoded, environment
 
 MOST_BUFFERS = 20

@@ -194,7 +194,7 @@ def image_fields(specs: Mapping[str, Any]) -> list[str]:
 
 # Longer sides are shown in fewer pixels.
 MOST_SIDE, THUMBNAIL_SIDE = 4_096, 128
-_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+_COLOR_TYPES = {1: 0, 3: 2, 4: 6}
 
 
 def png_of(array: NDArray[Any], most_side: int = MOST_SIDE) -> bytes | None:
@@ -219,7 +219,7 @@ def png_of(array: NDArray[Any], most_side: int = MOST_SIDE) -> bytes | None:
     # Before each line: the filter, none.
     lines = np.zeros((height, 1 + width * channels), np.uint8)
     lines[:, 1:] = image.reshape(height, width * channels)
-    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
 

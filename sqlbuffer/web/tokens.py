@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOKENS_A_PAGE = 2_000
 TOKEN_CHARS = 40
-COLOURS = {"logprob": "log-probability", "mask": "loss mask", "version": "version"}
+COLORS = {"logprob": "log-probability", "mask": "loss mask", "version": "version"}
 # Fields without which there is no token to show.
 ID_FIELDS = ("prompt_ids", "completion_ids")
 # Names in `extra` of the texts of tokens, one for each id.
@@ -39,7 +39,7 @@ class ShownToken:
         logprob: Log-probability; None where none is stored.
         mask: True if a loss may count it, False if it was masked; None in a prompt.
         version: Version of the model that sampled it.
-        tint: Class of its colour.
+        tint: Class of its color.
     """
 
     place: int
@@ -129,7 +129,7 @@ class TokensPage:
     Attributes:
         runs: Prompts and completions on the page.
         sequences: All sequences.
-        legend: Classes of colours and their meaning.
+        legend: Classes of colors and their meaning.
         notes: Reasons why turns are not put together to sequences.
         earlier: Place where the page before begins; None on the first page.
         later: Place where the next page begins; None on the last page.
@@ -149,7 +149,7 @@ def has_tokens(specs: Mapping[str, Any]) -> bool:
 
 
 def tokens_page(
-    rows: Sequence["DataRow"], colour: str = "logprob", start: tuple[int, int] = (0, 0)
+    rows: Sequence["DataRow"], color: str = "logprob", start: tuple[int, int] = (0, 0)
 ) -> TokensPage:
     """Return a page of the tokens of steps of one rollout.
 
@@ -158,7 +158,7 @@ def tokens_page(
 
     Args:
         rows: The steps, in their order.
-        colour: What the colour shows, one of `COLOURS`.
+        color: What the color shows, one of `COLORS`.
         start: Number of the sequence and place in it of the first token of the page.
 
     Example:
@@ -178,14 +178,14 @@ def tokens_page(
             skipped = min(max(begin - run.place, 0), len(run))
             n = min(len(run) - skipped, room)
             if n:
-                runs.append(_shown(run, number, skipped, n, colour, bins))
+                runs.append(_shown(run, number, skipped, n, color, bins))
                 room -= n
             if skipped + n < len(run) and later is None:
                 later = (number, run.place + skipped + n)
     return TokensPage(
         runs,
         [_facts(number, sequence) for number, sequence in enumerate(sequences)],
-        list(_legend(colour, bins)),
+        list(_legend(color, bins)),
         notes,
         _earlier([sum(map(len, sequence)) for sequence in sequences], start),
         later,
@@ -281,7 +281,7 @@ def _texts(run: _Run) -> list[str] | None:
 
 
 def _shown(
-    run: _Run, number: int, skipped: int, n: int, colour: str, bins: Sequence[tuple[int, int]]
+    run: _Run, number: int, skipped: int, n: int, color: str, bins: Sequence[tuple[int, int]]
 ) -> ShownRun:
     texts, mask, logprobs = _texts(run), _mask(run), _aligned(run, "logprobs")
     ids, version = _flat(run.row.fields.get(run.field)), run.row.exp_meta.model_version
@@ -293,7 +293,7 @@ def _shown(
         sampled_by = version if counted else None
         identity = str(ids[run.start + i])
         text = identity if texts is None else _short(texts[run.start + i])
-        tint = _tint(colour, logprob, counted, sampled_by, bins)
+        tint = _tint(color, logprob, counted, sampled_by, bins)
         place = run.place + i
         tokens.append(ShownToken(place, identity, text, logprob, counted, sampled_by, tint))
     is_sampled = run.field == "completion_ids"
@@ -326,15 +326,15 @@ def _facts(number: int, runs: Sequence[_Run]) -> SequenceFacts:
 
 
 def _tint(
-    colour: str,
+    color: str,
     logprob: float | None,
     mask: bool | None,
     version: int | None,
     bins: Sequence[tuple[int, int]],
 ) -> str:
-    if colour == "mask":
+    if color == "mask":
         return "t-none" if mask is None else "t-on" if mask else "t-off"
-    if colour == "version":
+    if color == "version":
         places = (i for i, (_, last) in enumerate(bins) if version is not None and version <= last)
         place = next(places, None)
         return "t-none" if place is None else f"t-v{place}"
@@ -344,20 +344,20 @@ def _tint(
 
 
 def _version_bins(rows: Sequence["DataRow"]) -> list[tuple[int, int]]:
-    """Return the first and the last version of each colour, from the oldest one on."""
+    """Return the first and the last version of each color, from the oldest one on."""
     versions = {row.exp_meta.model_version for row in rows}
     known = sorted(version for version in versions if version is not None)
     parts = np.array_split(np.array(known, object), min(len(known), _MOST_VERSIONS) or 1)
     return [(int(part[0]), int(part[-1])) for part in parts if len(part)]
 
 
-def _legend(colour: str, bins: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    if colour == "mask":
+def _legend(color: str, bins: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    if color == "mask":
         yield "t-on", "in the loss"
         yield "t-off", "sampled and masked"
         yield "t-none", "prompt"
         return
-    if colour == "version":
+    if color == "version":
         for place, (first, last) in enumerate(bins):
             yield f"t-v{place}", f"{first:,}" if first == last else f"{first:,} to {last:,}"
         yield "t-none", "not in the loss, or no version"

@@ -331,10 +331,10 @@ def test_episodes_have_a_line_for_each_agent_session_or_version(schema_url, clie
             wanted[next(iter(found.keys() - wanted.keys()), "None")] = wanted.pop("None", [])
             wanted = {name: values for name, values in wanted.items() if values}
         assert found == wanted
-        assert len({line["colour"] for line in curve["lines"]}) > 1
+        assert len({line["color"] for line in curve["lines"]}) > 1
 
 
-def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, client_of):
+def test_other_buffers_have_lines_whose_color_follows_their_name(schema_url, client_of):
     for name, offset in (("a", 0.0), ("b", 100.0), (HOSTILE, 200.0)):
         fill_runs(schema_url, name, typed=False, offset=offset)
     client = client_of(schema_url)
@@ -345,11 +345,11 @@ def test_other_buffers_have_lines_whose_colour_follows_their_name(schema_url, cl
     assert lines["b"] == [value + 100 for value in lines["a"]]
     # Runs of different days have their steps in common.
     assert curves["Returns"]["axis"] == "step"
-    colours = {line["name"]: line["colour"] for line in curves["Returns"]["lines"]}
-    for name, colour in colours.items():
+    colors = {line["name"]: line["color"] for line in curves["Returns"]["lines"]}
+    for name, color in colors.items():
         page = client.get(f"/buffer?buffer={quote(name, safe='')}").text
-        assert curves_of(page)["Returns"]["lines"][0]["colour"] == colour
-        assert f'swatch c-{colour}"></span>' in page
+        assert curves_of(page)["Returns"]["lines"][0]["color"] == color
+        assert f'swatch c-{color}"></span>' in page
     assert set(lines_of(curves["Steps per second"])) >= {"a in", "b in"}
 
 

@@ -1,4 +1,4 @@
-"""What the curves of a buffer are drawn as: few points, bands, colours of names."""
+"""What the curves of a buffer are drawn as: few points, bands, colors of names."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sqlbuffer.web.curves import (
     MOST_MEANS,
     MOST_VALUES,
-    N_COLOURS,
+    N_COLORS,
     Curve,
-    colour_of,
+    color_of,
     value_line,
 )
 
@@ -79,12 +79,12 @@ def test_episodes_that_end_at_the_same_time_stay_apart():
 
 
 @given(st.text(), st.integers(0, 10**6))
-def test_a_colour_follows_the_name(stem, number):
+def test_a_color_follows_the_name(stem, number):
     name = f"{stem}{number}"
-    assert 1 <= colour_of(name) <= N_COLOURS
-    assert colour_of(name) == colour_of(str(name))
+    assert 1 <= color_of(name) <= N_COLORS
+    assert color_of(name) == color_of(str(name))
 
 
-def test_numbered_names_have_different_colours():
+def test_numbered_names_have_different_colors():
     for stem in ("actor-", "", "run ", "\u6578", "a.b_"):
-        assert len({colour_of(f"{stem}{number}") for number in range(N_COLOURS)}) == N_COLOURS
+        assert len({color_of(f"{stem}{number}") for number in range(N_COLORS)}) == N_COLORS

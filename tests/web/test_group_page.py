@@ -174,13 +174,13 @@ def test_two_rollouts_stand_side_by_side(schema_url, client_of):
     path = f"/buffers/talks/difference?a={numbers['e0']}&b={numbers['e1']}&view=sides"
     assert path.replace("&", "&amp;") in text
     page = client.get(path).text
-    sides = re.findall(r'<div class="lines">(.*?)</div>\s*</div>', page, re.S)
+    sides = re.findall(r'<div class="compared">(.*?)</div>\s*</div>', page, re.S)
     plain = [html.unescape(re.sub(r"<[^>]+>", "", side)).split() for side in sides]
     assert [(side[0] == "+", side[1:]) for side in plain] == [
         (False, ["It", "is", "0."]),
         (True, ["It", "is", "1."]),
     ]
-    assert page.count('class="lines both"') == 4
+    assert page.count('class="compared both"') == 4
     lines = html.unescape(re.search(r'<a href="([^"]+)">Line by line', page)[1])
     assert "sides" not in client.get(lines).text.partition("<article")[2]
 

@@ -20,11 +20,11 @@ def decoded(png):
             zlib.crc32(kind + body),
         )
         if kind == b"IHDR":
-            width, height, _, colours, *_ = struct.unpack(">IIBBBBB", body)
+            width, height, _, colors, *_ = struct.unpack(">IIBBBBB", body)
         elif kind == b"IDAT":
             content += body
         place += 12 + length
-    channels = {0: 1, 2: 3, 6: 4}[colours]
+    channels = {0: 1, 2: 3, 6: 4}[colors]
     lines = np.frombuffer(zlib.decompress(content), np.uint8).reshape(height, -1)
     assert not lines[:, 0].any()
     return lines[:, 1:].reshape(height, width, channels)

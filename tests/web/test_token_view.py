@@ -69,9 +69,9 @@ def test_tokens_are_shown_once_with_their_numbers_and_texts(schema_url, client_o
         ("t-none", ("4", "6", None, "prompt", None), "6"),
         ("t-none", ("5", "7", None, "in the loss", "3"), "7"),
     ]
-    by_mask = [tint for tint, *_ in shown(client.get(f"{path}&colour=mask").text)]
+    by_mask = [tint for tint, *_ in shown(client.get(f"{path}&color=mask").text)]
     assert by_mask == ["t-none", "t-none", "t-on", "t-off", "t-none", "t-on"]
-    by_version = [tint for tint, *_ in shown(client.get(f"{path}&colour=version").text)]
+    by_version = [tint for tint, *_ in shown(client.get(f"{path}&color=version").text)]
     assert by_version == ["t-none", "t-none", "t-v0", "t-none", "t-none", "t-v0"]
     table = client.get(f"{path}&table=1").text
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
@@ -79,11 +79,11 @@ def test_tokens_are_shown_once_with_their_numbers_and_texts(schema_url, client_o
     assert ["2", "5", "&lt;b&gt;", "-0.05", "in the loss", "3"] in plain
 
 
-def test_colours_are_links_that_keep_their_place(schema_url, client_of):
+def test_colors_are_links_that_keep_their_place(schema_url, client_of):
     path, client = store(schema_url, TWO_TURNS), client_of(schema_url)
-    page = client.get(f"{path}&colour=version&table=1").text
+    page = client.get(f"{path}&color=version&table=1").text
     links = [html.unescape(link) for link in re.findall(r'<a href="([^"]*view=tokens[^"]*)"', page)]
-    assert all("table=1" in link for link in links if "colour=mask" in link)
+    assert all("table=1" in link for link in links if "color=mask" in link)
     assert {client.get(link).status_code for link in links} == {200}
     assert 'aria-current="true">version</a>' in page
 
@@ -139,7 +139,7 @@ def test_steps_without_tokens_and_odd_addresses_say_so(schema_url, client_of):
     path = store(schema_url, [{"messages": ["Hi"]}])
     client = client_of(schema_url)
     assert "the steps of this page have no token ids" in client.get(path).text
-    for query in ("token=9.9", "token=-1.-1", "token=x", "colour=x", "at=99", "last=1", "before=x",
+    for query in ("token=9.9", "token=-1.-1", "token=x", "color=x", "at=99", "last=1", "before=x",
                   "token=99999999999.1", f"token={2**62}.{2**62}"):  # fmt: skip
         assert client.get(f"{path}&{query}").status_code == 200
 

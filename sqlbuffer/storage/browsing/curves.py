@@ -34,6 +34,7 @@ from sqlbuffer.storage.schema.expressions import (
 )
 from sqlbuffer.storage.schema.number_keys import has_number
 
+# Counting 100,000 would take half of the time that the page may take.
 MOST_EPISODES = 10_000
 # If there are more episodes, about this number of them is read, spread evenly.
 SAMPLED_EPISODES = 2_000

@@ -59,7 +59,7 @@ from sqlbuffer.web.step_arrays import (
     value_text,
 )
 from sqlbuffer.web.step_values import bars, numbers_text
-from sqlbuffer.web.tokens import COLOURS, has_tokens, tokens_page
+from sqlbuffer.web.tokens import COLORS, has_tokens, tokens_page
 from sqlbuffer.web.transcript import (
     MOST_TURNS,
     Said,
@@ -90,7 +90,7 @@ class PagePlace:
         sought: Text to search for.
         view: View of the steps.
         token: Number of a sequence of tokens, and place in it of the first token to show.
-        colour: What the colour of tokens shows.
+        color: What the color of tokens shows.
         is_table: Tokens are shown as a table.
         jump: Kind of place to go to; see `jumps.KINDS`.
         has_numbers: Small arrays are shown by their numbers, not by bars.
@@ -103,7 +103,7 @@ class PagePlace:
     sought: str
     view: str
     token: tuple[int, int] = (0, 0)
-    colour: str = "logprob"
+    color: str = "logprob"
     is_table: bool = False
     jump: str | None = None
     has_numbers: bool = False
@@ -112,7 +112,7 @@ class PagePlace:
     def of(cls, request: Request) -> "PagePlace":
         """Return the place that an address names; wrong parts are ignored."""
         query = request.query_params
-        view, colour = query.get("view", "steps"), query.get("colour", "logprob")
+        view, color = query.get("view", "steps"), query.get("color", "logprob")
         token = _key(query.get("token", "")) or StepKey(0, 0)
         return cls(
             _key(query.get("at", "")),
@@ -122,7 +122,7 @@ class PagePlace:
             query.get("q", "").strip()[:200],
             view if view in VIEWS else "steps",
             (max(token.position, 0), max(token.seq, 0)),
-            colour if colour in COLOURS else "logprob",
+            color if color in COLORS else "logprob",
             "table" in query,
             query.get("jump") if query.get("jump") in KINDS else None,
             query.get("values") == "numbers",
@@ -135,7 +135,7 @@ class PagePlace:
         kept["q"] = self.sought or None
         kept["values"] = "numbers" if self.has_numbers else None
         if self.view == "tokens":
-            kept["colour"] = None if self.colour == "logprob" else self.colour
+            kept["color"] = None if self.color == "logprob" else self.color
             kept["table"] = 1 if self.is_table else None
         return kept
 
@@ -314,7 +314,7 @@ def _tokens(
     without = [name for name in (*buffer.layout.specs, *PAYLOADS) if name not in needed]
     steps, n_taken = read_steps(connection, buffer, keys.keys, without=without)
     read = [(step.key, step.row) for step in steps if step.row is not None]
-    shown = tokens_page([row for _, row in read], place.colour, place.token)
+    shown = tokens_page([row for _, row in read], place.color, place.token)
     at = _text(keys.keys[0]) if keys.keys else None
     if shown.earlier is not None:
         earlier = {"at": at, "token": _text(StepKey(*shown.earlier))}
@@ -324,7 +324,7 @@ def _tokens(
         later = {"at": at, "token": _text(StepKey(*shown.later))}
     return {
         "tokens": shown, "earlier": earlier, "later": later, "has_last": has_last,
-        "colours": COLOURS, "colour": place.colour, "is_table": place.is_table, "at_text": at,
+        "colors": COLORS, "color": place.color, "is_table": place.is_table, "at_text": at,
         "token_text": _text(StepKey(*place.token)) if any(place.token) else None,
         "keys": [_text(key) for key, _ in read], "positions": [key.position for key, _ in read],
     }  # fmt: skip

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.tree import check
 from sqlbuffer.storage.browsing.rollouts import (
@@ -41,7 +41,6 @@ TAB = ("/episodes", "Episodes")
 ROWS_A_PAGE = 50
 # Names in the view of the columns that pages are sorted by, and compared.
 _IN_VIEW = {"first_seq": "started_at", "rollout_reward": "episode_reward", "key": "episode_id"}
-_INT64 = 2**63
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
         "0" if value is None
         else "s" if isinstance(value, str) and is_storable_text(value)
         else "n" if isinstance(value, float)
-        or (isinstance(value, int) and -_INT64 <= value < _INT64)
+        or (isinstance(value, int) and INT64_MIN <= value <= INT64_MAX)
         else "?"
         for value in place
     )  # fmt: skip

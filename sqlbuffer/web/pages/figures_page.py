@@ -11,9 +11,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import buffer_names
-from sqlbuffer.storage.browsing.curves import KINDS, ROWS_OF_A_BATCH, TimeSpan, now_of
+from sqlbuffer.storage.browsing.curves import (
+    KINDS,
+    MOST_EPISODES,
+    ROWS_OF_A_BATCH,
+    TimeSpan,
+    now_of,
+)
 from sqlbuffer.storage.browsing.run_facts import RunFacts, run_facts
-from sqlbuffer.web.curves import AXES, MOST_EPISODES, BufferFigures, View, figures_of
+from sqlbuffer.web.curves import AXES, BufferFigures, View, figures_of
 from sqlbuffer.web.pages.buffers_page import buffer_of, unknown_buffer
 from sqlbuffer.web.rendering import (
     command_line,
@@ -72,6 +78,7 @@ def show_buffer(request: Request) -> Response:
         axes=AXES,
         kinds=KINDS,
         smoothing=_smoothing(request),
+        most_others=MOST_OTHERS,
         comparable=[other for other in names if other != name and other not in shown.others],
         state=_state(request),
         changed=lambda **query: here_of(request, **query),
@@ -160,7 +167,7 @@ def _statements(name: str, span: TimeSpan) -> list[str]:
         f"FROM v_experiences WHERE {where('inserted_at')} GROUP BY 1 ORDER BY 1",
         "SELECT h.bucket * 10 AS unix_time, sum(h.n_sampled) AS sampled FROM flow_history h "
         f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {quoted_name} GROUP BY 1 ORDER BY 1",
-        "SELECT sampled_at, avg(clock - model_version) AS staleness FROM v_samples "
+        "SELECT sampled_at, avg(staleness) AS staleness FROM v_samples "
         f"WHERE {where('sampled_at', f'position <= {ROWS_OF_A_BATCH}')} "
         "GROUP BY batch_id, sampled_at ORDER BY sampled_at",
         f"SELECT priority FROM v_priorities WHERE buffer = {quoted_name}",

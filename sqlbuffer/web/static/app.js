@@ -2,9 +2,14 @@
 (function () {
   "use strict";
   const root = document.documentElement;
-  const stored = () => { try { return localStorage.getItem("sqlbuffer-theme"); } catch { return null; } };
+  // A choice that the browser keeps, if it keeps any. The other scripts use it too.
+  window.sqlbufferChoice = (key) => ({
+    get: () => { try { return localStorage.getItem(key); } catch { return null; } },
+    set: (value) => { try { localStorage.setItem(key, value); } catch { /* for this page alone */ } },
+  });
+  const chosen = window.sqlbufferChoice("sqlbuffer-theme");
   const wantsDark = matchMedia("(prefers-color-scheme: dark)");
-  const theme = () => stored() || (wantsDark.matches ? "dark" : "light");
+  const theme = () => chosen.get() || (wantsDark.matches ? "dark" : "light");
   function showTheme() {
     root.dataset.theme = theme();
     document.dispatchEvent(new CustomEvent("sqlbuffer:theme"));
@@ -14,7 +19,7 @@
 
   function switchTheme() {
     const other = theme() === "dark" ? "light" : "dark";
-    try { localStorage.setItem("sqlbuffer-theme", other); } catch { /* as the system says */ }
+    chosen.set(other);
     root.dataset.theme = other;
     document.dispatchEvent(new CustomEvent("sqlbuffer:theme"));
   }
@@ -66,7 +71,7 @@
   });
 
   // A part of the page that the server sends repeatedly, as escaped HTML.
-  function follow(part) {
+  function followEvents(part) {
     const note = document.querySelector(part.dataset.liveNote || "[data-live-note]");
     const say = (text) => { if (note) note.textContent = text; };
     let source = null;
@@ -92,6 +97,6 @@
     addEventListener("pageshow", (event) => { if (event.persisted) start(); });
   }
   document.addEventListener("DOMContentLoaded", () => {
-    document.querySelectorAll("[data-live]").forEach(follow);
+    document.querySelectorAll("[data-live]").forEach(followEvents);
   });
 })();

@@ -2,12 +2,11 @@
 // writes. A report in one file has them too.
 (function () {
   "use strict";
-  const HEIGHT = 200, ROOM = 14, FEW = 10, DASHES = [undefined, [6, 4], [2, 3]], KEPT = "sqlbuffer-smoothing";
+  const HEIGHT = 200, ROOM = 14, FEW = 10, DASHES = [undefined, [6, 4], [2, 3]];
   const isReport = "report" in document.documentElement.dataset;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const faded = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
-  const kept = { get: () => { try { return localStorage.getItem(KEPT); } catch { return null; } },
-    set: (value) => { try { localStorage.setItem(KEPT, value); } catch { /* for this page alone */ } } };
+  const kept = window.sqlbufferChoice("sqlbuffer-smoothing");
 
   // A mean in which each value counts less than the one behind it, without the bias of the first
   // one (Kingma and Ba, 2015, section 3). Where there is no value, there is no mean.
@@ -129,17 +128,17 @@
       const axis = this.data.axis, isTime = axis === "time";
       const series = [{}], bands = [];
       this.data.lines.forEach((line, place) => {
-        const stroke = color(`--series-${line.colour}`), few = line.x.length < 60;
+        const stroke = color(`--series-${line.color}`), few = line.x.length < 60;
         // Values with a gap on both sides have no line.
         const alone = new Set(line.x.filter((_, i) => line.values[i] != null && line.values[i - 1] == null && line.values[i + 1] == null));
-        const drawn = (plot) => (few || line.points ? null : plot.data[0].flatMap((x, i) => (alone.has(x) ? [i] : [])));
+        const onlyAlone = (plot) => plot.data[0].flatMap((x, i) => (alone.has(x) ? [i] : []));
         const show = !hidden.has(line.name), isPlain = weight === 0 && !line.points;
         const gaps = { spanGaps: false, show };
         series.push(
           { ...gaps, stroke: isPlain ? stroke : faded(stroke, this.data.lines.length > 1 ? 0.25 : 0.4), width: isPlain ? 1.6 : 1, dash: DASHES[line.dash % 3],
-            points: { show: line.points || few || alone.size > 0, filter: drawn, size: few ? 5 : 3, fill: isPlain ? stroke : faded(stroke, 0.55), stroke: "transparent", width: 0 },
+            points: { show: line.points || few || alone.size > 0, filter: few || line.points ? () => null : onlyAlone, size: few ? 5 : 3, fill: isPlain ? stroke : faded(stroke, 0.55), stroke: "transparent", width: 0 },
             ...(line.points ? { paths: () => null } : {}) },
-          { ...gaps, show: show && (weight > 0), stroke, width: 1.8, dash: DASHES[line.dash % 3], points: { show: alone.size > 0, filter: (plot) => plot.data[0].flatMap((x, i) => (alone.has(x) ? [i] : [])), size: 5, fill: stroke } },
+          { ...gaps, show: show && (weight > 0), stroke, width: 1.8, dash: DASHES[line.dash % 3], points: { show: alone.size > 0, filter: onlyAlone, size: 5, fill: stroke } },
           { ...gaps, stroke: "transparent", width: 0, points: { show: false } },
           { ...gaps, stroke: "transparent", width: 0, points: { show: false } },
         );
@@ -167,6 +166,13 @@
         hooks: { setCursor: [() => this.tell()], setSelect: [() => this.zoom()] },
       }, this.table(), this.place);
       this.tell();
+    }
+
+    // The pointer stays where it is.
+    redraw() {
+      const { left, top, idx } = this.plot.cursor;
+      this.draw();
+      if (idx != null && left >= 0) this.plot.setCursor({ left, top });
     }
 
     range(low, high) {
@@ -271,7 +277,7 @@
   }
 
   // The figures again from the server, every few seconds while the tab is visible.
-  function follow(part) {
+  function pollFigures(part) {
     const badge = document.querySelector("[data-age]");
     let readAt = Date.now(), trouble = null, pause = 5_000, timer = 0;
     function say() {
@@ -340,19 +346,14 @@
       if (names(figure.card) !== names(card)) figure.card.querySelector(".lines").replaceWith(card.querySelector(".lines"));
       const before = JSON.stringify(figure.data);
       figure.read();
-      if (JSON.stringify(figure.data) !== before) figure.update();
+      if (JSON.stringify(figure.data) !== before) figure.redraw();
     });
   }
-  Figure.prototype.update = function () {
-    const { left, top, idx } = this.plot.cursor;
-    this.draw();
-    if (idx != null && left >= 0) this.plot.setCursor({ left, top });
-  };
 
   function start() {
     prepareSmoothing();
     begin(document);
-    document.querySelectorAll("[data-figures]").forEach(follow);
+    document.querySelectorAll("[data-figures]").forEach(pollFigures);
     document.addEventListener("sqlbuffer:theme", redraw);
     document.addEventListener("click", (event) => {
       const button = event.target.closest("[data-line]");

@@ -1,7 +1,7 @@
 // Curves and film strips of an episode. The page also works without it.
 (function () {
   "use strict";
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function draw(figure) {
     const { x, series } = JSON.parse(figure.dataset.fieldCurve);
@@ -16,7 +16,7 @@
       scales: { x: { time: false, range: (_, low, high) => (high > low ? [low, high] : [low - 1, high + 1]) } },
       axes: [window.sqlbufferAxes.placeAxis(false), window.sqlbufferAxes.valueAxis()],
       series: [{ label: "step" }, ...series.map((line, i) => ({
-        label: line.label, stroke: colour(`--series-${(i % 12) + 1}`), width: 1.5,
+        label: line.label, stroke: color(`--series-${(i % 12) + 1}`), width: 1.5,
         points: { show: x.length < 60 },
       }))],
     }, [x, ...series.map((line) => line.values)], place);

@@ -1,10 +1,9 @@
 // Columns that are hidden, menus, and copies of whole ids. The pages also work without it.
 (function () {
   "use strict";
-  const root = document.documentElement, KEY = "sqlbuffer-hidden-columns";
-  const stored = () => { try { return (localStorage.getItem(KEY) || "").split(" ").filter(Boolean); } catch { return []; } };
+  const root = document.documentElement, kept = window.sqlbufferChoice("sqlbuffer-hidden-columns");
   // Before the page is painted.
-  root.dataset.hidden = stored().join(" ");
+  root.dataset.hidden = kept.get() || "";
 
   function startColumns() {
     for (const menu of document.querySelectorAll("[data-columns]")) {
@@ -18,7 +17,7 @@
     if (!menu) return;
     const boxes = [...menu.querySelectorAll("input")];
     root.dataset.hidden = boxes.filter((box) => !box.checked).map((box) => box.value).join(" ");
-    try { localStorage.setItem(KEY, root.dataset.hidden); } catch { /* until the next page */ }
+    kept.set(root.dataset.hidden);
   });
 
   // A menu closes when something else is used.

@@ -64,8 +64,8 @@ def test_pages_of_tokens_groups_and_searches_can_be_used_by_all(tokens, visit, s
     browser, found = visit(url, color_scheme=scheme), {}
     short, long = (f"/buffers/tokens/episodes/{numbers[key]}" for key in ("short", "long"))
     for path in (
-        short, f"{short}?view=tokens", f"{short}?view=tokens&colour=mask",
-        f"{short}?view=tokens&colour=version&table=1", f"{long}?view=tokens",
+        short, f"{short}?view=tokens", f"{short}?view=tokens&color=mask",
+        f"{short}?view=tokens&color=version&table=1", f"{long}?view=tokens",
         "/group?buffer=tokens&group=divide", "/search?buffer=tokens&q=division",
         f"/buffers/tokens/difference?a={numbers['short']}&b={numbers['long']}&view=sides",
     ):  # fmt: skip

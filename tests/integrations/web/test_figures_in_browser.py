@@ -165,20 +165,20 @@ def test_a_line_is_hidden_in_all_figures_and_shown_again(opened):
     expect(buttons.first).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_colour_follows_a_name_between_pages_and_reloads(opened):
+def test_a_color_follows_a_name_between_pages_and_reloads(opened):
     browser, page = opened("/buffer?buffer=wins")
 
-    def colour(name):
+    def color(name):
         key = page.locator(f"[data-curve=returns] li:has([data-line={name}]) .key")
         return key.evaluate("each => getComputedStyle(each).borderTopColor")
 
-    of_wins = colour("wins")
+    of_wins = color("wins")
     browser.open("/buffer?buffer=ten&with=wins&with=large")
-    colours = [colour(name) for name in ("ten", "wins", "large")]
-    assert colours[1] == of_wins
-    assert len(set(colours)) == 3
+    colors = [color(name) for name in ("ten", "wins", "large")]
+    assert colors[1] == of_wins
+    assert len(set(colors)) == 3
     browser.open("/buffer?buffer=large&with=ten&with=wins")
-    assert [colour(name) for name in ("ten", "wins", "large")] == colours
+    assert [color(name) for name in ("ten", "wins", "large")] == colors
 
 
 def test_a_buffer_is_compared_with_others_by_a_form(opened):
