@@ -110,6 +110,8 @@ def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, clie
         ("nonsense=1", "unknown field 'nonsense'"),
         ("nonsense=1", 'put it in quotes: "nonsense=1"'),
         ("agent=", "agent= has no value"),
+        ('"to do', "a quote is not closed"),
+        ('task="to do', "a quote is not closed"),
         ("model=x", "whole number"),
         ("length>" + "9" * 30, "64 bits"),
         ("reward>=nan", "is a number"),
@@ -122,7 +124,22 @@ def test_a_wrong_filter_says_what_is_wrong(episodes_url, client_of, given, reaso
     page = client_of(episodes_url).get(address("/episodes", buffer="default", q=given))
     assert page.status_code == 200
     assert reason in html.unescape(page.text)
-    assert rows_of(page.text) == []
+    assert "The filter is not applied" in page.text
+    assert len(rows_of(page.text)) == 50
+    assert "agent%3D" not in next_of(page.text)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"), [("rewrad>1", "reward"), ("lenght=3", "length"), ("reward_tt=1", "reward_t")]
+)
+def test_an_unknown_field_is_told_in_short(episodes_url, client_of, given, hint):
+    text = client_of(episodes_url).get(address("/episodes", buffer="default", q=given)).text
+    said = html.unescape(re.search(r'<p class="reason"[^>]*>(.*?)</p>', text, re.S)[1])
+    assert f"did you mean {hint}" in said
+    assert len(said) < 260
+    assert "?." not in said
+    folded = re.search(r"<summary>Fields of steps</summary>(.*?)</details>", text, re.S)[1]
+    assert "reward_t" in folded
 
 
 @pytest.mark.parametrize("after", ["", "{", "[]", "[null, 1]", '["x", 1]', "[1, 2, 3, 4, 5]"])
@@ -169,7 +186,7 @@ def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
     (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e</span></a>', text)
     page = client.get(html.unescape(link)).text
     assert "length <b>2</b>" in page
-    assert "return <b>0.75</b>" in page
+    assert "reward <b>0.75</b>" in page
 
 
 def test_evicted_episodes_say_so(episodes_url, client_of):

@@ -18,6 +18,7 @@ from sqlbuffer.storage.browsing.rollouts import (
     Rollout,
     browsed_buffer,
     find_episode,
+    neighbours,
     relatives_of,
 )
 from sqlbuffer.storage.browsing.steps import (
@@ -30,7 +31,9 @@ from sqlbuffer.storage.browsing.steps import (
     read_steps,
     spaced_keys,
 )
+from sqlbuffer.web.filter_bar import quoted_value
 from sqlbuffer.web.jumps import KINDS, has_failed, marks_of, marks_on
+from sqlbuffer.web.pages.episodes_page import list_query, rollout_address
 from sqlbuffer.web.rendering import (
     buffer_link,
     buffer_of,
@@ -39,6 +42,7 @@ from sqlbuffer.web.rendering import (
     draw_commands,
     encoded,
     episode_link,
+    link,
     page,
     rollout_commands,
     rollout_link,
@@ -94,6 +98,8 @@ class PagePlace:
         is_table: Tokens are shown as a table.
         jump: Kind of place to go to; see `jumps.KINDS`.
         has_numbers: Small arrays are shown by their numbers, not by bars.
+        among: Filter of the list of episodes that led here.
+        sort: Order of that list; None: newest first.
     """
 
     at: StepKey | None
@@ -107,6 +113,8 @@ class PagePlace:
     is_table: bool = False
     jump: str | None = None
     has_numbers: bool = False
+    among: str | None = None
+    sort: str | None = None
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
@@ -126,13 +134,21 @@ class PagePlace:
             "table" in query,
             query.get("jump") if query.get("jump") in KINDS else None,
             query.get("values") == "numbers",
+            query.get("among"),
+            query.get("sort"),
         )
+
+    @property
+    def of_list(self) -> dict[str, Any]:
+        """The list that led to the rollout."""
+        return {"among": self.among, "sort": self.sort}
 
     @property
     def state(self) -> dict[str, Any]:
         """What links to other steps keep of an address."""
         kept: dict[str, Any] = {"view": None if self.view == "steps" else self.view}
         kept["q"] = self.sought or None
+        kept |= self.of_list
         kept["values"] = "numbers" if self.has_numbers else None
         if self.view == "tokens":
             kept["color"] = None if self.color == "logprob" else self.color
@@ -169,8 +185,11 @@ def _show(request: Request, number: int | None) -> Response:
             place = replace(place, view="steps")
         if "seek" in request.query_params and (place.sought or place.jump):
             return _sought(request, connection, buffer, rollout, place)
-        relatives = Relatives()
+        relatives, around = Relatives(), (None, None)
         if rollout.number is not None:
+            query = list_query(request.query_params, buffer.info.config.fields)
+            task_id, of = rollout.task_id, rollout.number
+            around = neighbours(connection, buffer.info, query, task_id, of)
             relatives = relatives_of(connection, buffer.info.id, rollout.number)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
@@ -181,6 +200,13 @@ def _show(request: Request, number: int | None) -> Response:
         buffer=name,
         rollout=rollout,
         relatives=relatives,
+        around=around,
+        around_to=lambda row: rollout_address(
+            request, name, row, view=place.state["view"], **place.of_list
+        ),
+        group_to=link(request, "/group", buffer=name, group=rollout.group_id or rollout.task_id),
+        task_to=link(request, "/episodes", buffer=name, q=f"task={quoted_value(rollout.task_id)}"),
+        list_to=link(request, "/episodes", buffer=name, q=place.among, sort=place.sort),
         episode_to=lambda number: episode_link(request, name, number),
         at=place,
         views=views,
@@ -348,7 +374,7 @@ def _sought(
         return next((turn.anchor for turn in turns if turn.is_match), None)
 
     result = found_ahead(connection, buffer, rollout, after, find, sought)
-    query: dict[str, Any] = {"q": sought or None, "jump": kind}
+    query: dict[str, Any] = {"q": sought or None, "jump": kind, **place.of_list}
     if result.key is not None:
         query["at"] = _text(result.key)
     else:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.tree import check
+from sqlbuffer.query.tree import check, known_fields
 from sqlbuffer.storage.browsing.rollouts import (
     SORTS,
     ListedRollout,
@@ -23,7 +23,7 @@ from sqlbuffer.storage.browsing.rollouts import (
     browsed_buffer,
     rollout_page,
 )
-from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter
+from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter, quoted_value
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.rendering import (
     buffer_link,
@@ -73,6 +73,7 @@ class ListColumn:
 COLUMNS = (
     ListColumn("episode", ("episode", "episode descending"), is_kept=True),
     ListColumn("task", ("task", "task descending")),
+    ListColumn("group"),
     ListColumn("agent", ("agent", "agent descending")),
     ListColumn("status", ("status", "status descending")),
     ListColumn("reward", ("best", "worst"), is_number=True),
@@ -102,7 +103,12 @@ def show(request: Request) -> Response:
             listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
         except ConditionError as error:
             trouble, wanted = str(error), EpisodeFilter()
-    state = {"q": sought or None, "sort": None if sort == "newest" else sort}
+            query = RolloutQuery(sort)
+            listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
+    shown_filter = sought if trouble is None else ""
+    state = {"q": shown_filter or None, "sort": None if sort == "newest" else sort}
+
+    has_groups = any(row.group_id != row.task_id for row in listing.rollouts)
 
     def to(**changed: Any) -> str:
         return link(request, "/episodes", buffer=name, **{**state, **changed})
@@ -113,10 +119,12 @@ def show(request: Request) -> Response:
         place="/episodes",
         buffer=name,
         listing=listing,
-        columns=COLUMNS,
+        columns=[column for column in COLUMNS if column.name != "group" or has_groups],
+        has_groups=has_groups,
         sought=sought,
         words=" ".join(wanted.words),
         trouble=trouble,
+        step_fields=known_fields(fields.comparable),
         is_filtered=query.is_filtered,
         is_indexed=query.is_indexed,
         sort=sort,
@@ -125,16 +133,45 @@ def show(request: Request) -> Response:
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         sort_to=lambda name_of_sort: to(sort=None if name_of_sort == "newest" else name_of_sort),
-        rollout_to=lambda row: rollout_address(request, name, row),
+        rollout_to=lambda row: rollout_address(
+            request, name, row, **list_state(shown_filter, sort)
+        ),
+        task_to=lambda row: to(q=f"task={quoted_value(row.task_id)}"),
         most_characters=MOST_CHARACTERS,
         commands=_commands(site.shown_url, name, query, listing, wanted),
     )
 
 
-def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
-    """Return the address of the page of a rollout."""
+def list_state(sought: str, sort: str) -> dict[str, Any]:
+    """Return what the address of an episode has of the list that led to it."""
+    return {"among": sought or None, "sort": None if sort == "newest" else sort}
+
+
+def list_query(query: Mapping[str, str], fields: Any) -> RolloutQuery:
+    """Return the filter and the order of the list that led to an episode; wrong ones are ignored.
+
+    Args:
+        query: The address, with the `list_state`.
+        fields: `BufferConfig.fields` of the buffer.
+    """
+    sort = query.get("sort", "newest")
+    try:
+        wanted = parse_filter(query.get("among", "").strip(), fields.specs)
+        condition = None if wanted.tree is None else check(wanted.tree, fields.comparable)
+    except ConditionError:
+        wanted, condition = EpisodeFilter(), None
+    return RolloutQuery(
+        sort if sort in SORTS else "newest",
+        filters=wanted.filters,
+        words=wanted.words,
+        condition=condition,
+    )
+
+
+def rollout_address(request: Request, buffer: str, row: ListedRollout, **query: Any) -> str:
+    """Return the address of the page of a rollout, an episode's with the rest of its query."""
     if row.number:
-        return episode_link(request, buffer, row.number)
+        return episode_link(request, buffer, row.number, **query)
     return buffer_link(request, buffer, "/task", task=row.task_id)
 
 

@@ -18,10 +18,12 @@ from sqlbuffer.storage.browsing.rollouts import (
     rollout_page,
 )
 from sqlbuffer.web.answers import advantages_of, group_texts
+from sqlbuffer.web.filter_bar import quoted_value
 from sqlbuffer.web.jumps import has_failed
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
     episodes_statement,
+    list_state,
     page_place,
     place_text,
     rollout_address,
@@ -133,7 +135,9 @@ def show_group(request: Request) -> Response:
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
-        rollout_to=lambda row: rollout_address(request, name, row),
+        rollout_to=lambda row: rollout_address(
+            request, name, row, **list_state(f"group={quoted_value(group_id)}", query.sort)
+        ),
         ends=ends,
         widest=_ends_of(group),
         episodes=episodes,
