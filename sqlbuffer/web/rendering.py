@@ -343,10 +343,11 @@ def ago(value: Any) -> Markup | str:
     moment_ = _moment_of(value)
     if moment_ is None:
         return when(value)
-    text = short_age(max((datetime.now(UTC) - moment_).total_seconds(), 0.0))
+    seconds = max((datetime.now(UTC) - moment_).total_seconds(), 0.0)
+    text = short_age(seconds)
     shown = f"{moment_:%Y-%m-%d %H:%M:%S} UTC"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        moment_.isoformat(), shown, text
+    return Markup('<time datetime="{}" title="{}" data-seconds="{}">{}</time>').format(
+        moment_.isoformat(), shown, int(seconds), text
     )
 
 
@@ -359,15 +360,18 @@ def took(began: Any, ended: Any) -> str:
 
 
 def short_age(seconds: float) -> str:
-    """Return a length of time in its largest unit.
+    """Return a length of time in its largest unit, or in two: of a few, less would be the same.
 
     Example:
         >>> short_age(0.25), short_age(75), short_age(8_000), short_age(1e8)
-        ('0.2s', '1m', '2h', '3y')
+        ('0.2s', '1m 15s', '2h 13m', '3y 61d')
     """
-    for length, unit in _SHORT_AGES:
+    for place, (length, unit) in enumerate(_SHORT_AGES):
         if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
+            n, rest = divmod(seconds, length)
+            finer, name = _SHORT_AGES[min(place + 1, len(_SHORT_AGES) - 1)]
+            more = f" {int(rest // finer)}{name}" if n < 10 and rest >= finer else ""
+            return f"{int(n)}{unit}{more}"
     return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
 
 

@@ -497,6 +497,22 @@ def rollout_page(
         return _by_column(connection, info.id, query, limit)
 
 
+MOST_NEWER = 1_000
+
+
+def n_newer(connection: Connection, buffer_id: int, since: int) -> int:
+    """Return how many rollouts began behind a step, at most `MOST_NEWER`.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        since: Number of the step.
+    """
+    newer = select(_own.first_seq).where(_own.buffer_id == buffer_id, _own.first_seq > since)
+    some = newer.where(_IS_FIRST_PART).limit(MOST_NEWER).subquery()
+    return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+
+
 def neighbours(
     connection: Connection, info: BufferInfo, query: RolloutQuery, task_id: str, number: int
 ) -> tuple[ListedRollout | None, ListedRollout | None]:

@@ -1,14 +1,14 @@
 """The buffers of the database, live."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.errors import BufferNotFoundError, SQLBufferError
 from sqlbuffer.storage.browsing.buffers import LATELY_S, MOST_BUFFERS, WINDOW_S
 from sqlbuffer.web.rendering import command_line, fragment, page
 from sqlbuffer.web.site import MOST_WATCHERS, site_of
@@ -40,24 +40,41 @@ def _context(look: Any) -> dict[str, Any]:
 
 async def live(request: Request) -> Response:
     """Return the figures as server-sent events, until the client goes away."""
+
+    async def table(look: Any) -> str:
+        return fragment(request, _TEMPLATE, **_context(look))
+
+    return live_part(request, table)
+
+
+def live_part(request: Request, part_of: Callable[[Any], Awaitable[str]]) -> Response:
+    """Return a part of a page as server-sent events, until the client goes away.
+
+    Args:
+        request: The request that is answered.
+        part_of: Returns the part after each look at the database.
+    """
     poller = site_of(request).live
     if poller.n_watchers >= MOST_WATCHERS:
         text = f"{MOST_WATCHERS} pages are live already; close one of them"
         return Response(text, 503, headers={"Retry-After": "30"})
     return StreamingResponse(
-        _events(request),
+        _events(request, part_of),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(request: Request) -> AsyncIterator[str]:
+async def _events(request: Request, part_of: Callable[[Any], Awaitable[str]]) -> AsyncIterator[str]:
     yield "retry: 3000\n\n"
     async for seen in site_of(request).live.sightings():
         if seen.trouble is not None:
             yield _event("trouble", f"not live: {seen.trouble}")
         else:
-            yield _event("figures", fragment(request, _TEMPLATE, **_context(seen.found)))
+            try:
+                yield _event("figures", await part_of(seen.found))
+            except SQLBufferError as error:
+                yield _event("trouble", f"not live: {error}")
 
 
 def _event(name: str, text: str) -> str:

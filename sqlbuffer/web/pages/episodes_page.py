@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qsl
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,20 +17,23 @@ from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.tree import check, known_fields
 from sqlbuffer.storage.browsing.rollouts import (
+    MOST_NEWER,
     SORTS,
     ListedRollout,
     RolloutFilter,
     RolloutPage,
     RolloutQuery,
     browsed_buffer,
+    n_newer,
     rollout_page,
 )
 from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter, quoted_value
-from sqlbuffer.web.pages.buffers_page import buffer_of
+from sqlbuffer.web.pages.buffers_page import buffer_of, live_part
 from sqlbuffer.web.rendering import (
     buffer_link,
     command_line,
     episode_link,
+    fragment,
     link,
     page,
     python_rows,
@@ -105,6 +110,7 @@ def show(request: Request) -> Response:
             trouble, wanted = str(error), EpisodeFilter()
             query = RolloutQuery(sort)
             listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
+        newest = rollout_page(connection, buffer.info, RolloutQuery(), 1).rollouts
     shown_filter = sought if trouble is None else ""
     state = {"q": shown_filter or None, "sort": None if sort == "newest" else sort}
 
@@ -124,6 +130,13 @@ def show(request: Request) -> Response:
         sought=sought,
         words=" ".join(wanted.words),
         trouble=trouble,
+        live=link(
+            request,
+            "/episodes/live",
+            buffer=name,
+            to=to().partition("?")[2],
+            since=place_text([row.first_seq for row in newest] or [0]),
+        ),
         step_fields=known_fields(fields.comparable),
         is_filtered=query.is_filtered,
         is_indexed=query.is_indexed,
@@ -311,4 +324,24 @@ def _has_word(word: str) -> str:
     return f"({' OR '.join(tests)})"
 
 
-ROUTES = [Route("/episodes", show)]
+async def live(request: Request) -> Response:
+    """Return how many rollouts began since a page was shown, as server-sent events."""
+    site, name = site_of(request), buffer_of(request)
+    since = page_place(request.query_params.get("since"), "n") or [0]
+    to = request.query_params.get("to", "")
+
+    def count_newer() -> int:
+        with site.pool.connection() as connection:
+            buffer = browsed_buffer(connection, site.url, name)
+            return n_newer(connection, buffer.info.id, int(since[0]))
+
+    async def part(_: Any) -> str:
+        return fragment(
+            request, "newer.html", n=await run_in_threadpool(count_newer), most=MOST_NEWER,
+            to=link(request, "/episodes", **dict(parse_qsl(to))),
+        )  # fmt: skip
+
+    return live_part(request, part)
+
+
+ROUTES = [Route("/episodes", show), Route("/episodes/live", live)]

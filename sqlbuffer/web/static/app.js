@@ -87,7 +87,7 @@
       source.addEventListener("trouble", (event) => say(JSON.parse(event.data)));
       source.addEventListener("figures", (event) => {
         const all = rows();
-        const focused = all.findIndex((row) => row.contains(document.activeElement));
+        const focused = part.contains(document.activeElement) ? all.findIndex((row) => row.contains(document.activeElement)) : -1;
         part.innerHTML = JSON.parse(event.data);
         if (focused >= 0 && rows()[focused]) target(rows()[focused]).focus({ preventScroll: true });
         say("live");
