@@ -116,7 +116,7 @@ def _opened(url: str, buffer: str) -> str:
 
 FOLDER = Path(__file__).parent
 _NOTHING = "\u2013"
-_MOST_NAMES = 4
+_MOST_NAMES = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHORT_AGES = ((31_557_600.0, "y"), (86_400.0, "d"), (3_600.0, "h"), (60.0, "m"), (1.0, "s"))
 _AGES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
@@ -307,12 +307,12 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def names(texts: Sequence[str]) -> str:
-    """Return how many there are, and the first few names."""
-    if not texts:
-        return _NOTHING
-    more = "" if len(texts) <= _MOST_NAMES else ", ..."
-    return f"{len(texts)}: {', '.join(texts[:_MOST_NAMES])}{more}"
+def names(texts: Sequence[str]) -> Markup | str:
+    """Return the one name there is, or how many there are, with the first names on hover."""
+    if len(texts) <= 1:
+        return short_id(texts[0]) if texts else _NOTHING
+    listed = ", ".join(texts[:_MOST_NAMES]) + (", ..." if len(texts) > _MOST_NAMES else "")
+    return Markup('<span title="{}">{}</span>').format(listed, f"{len(texts):,}")
 
 
 def versions(bounds: tuple[int | None, int | None]) -> str:
@@ -390,7 +390,7 @@ def _moment_of(value: Any) -> datetime | None:
 _SHORT_CHARS = 20
 
 
-def short_id(text: str | None) -> Markup:
+def short_id(text: str | None, most: int = _SHORT_CHARS) -> Markup:
     """Return an id on one line: the middle of a long one is left out, the whole one is on hover.
 
     A copy of the text has all of it; see `tables.js`.
@@ -398,9 +398,9 @@ def short_id(text: str | None) -> Markup:
     if text is None:
         return Markup(_NOTHING)
     line = " ".join(text.split()) or text
-    if len(line) <= _SHORT_CHARS and line == text:
+    if len(line) <= most and line == text:
         return Markup('<span class="id">{}</span>').format(text)
-    short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
+    short = line if len(line) <= most else f"{line[: most - 9]}\u2026{line[-6:]}"
     return Markup('<span class="id" title="{}" data-whole>{}</span>').format(text, short)
 
 

@@ -242,7 +242,20 @@ def test_hostile_names_are_only_shown(hostile_url, client_of, path):
     assert SCRIPT not in page.text
 
 
-@pytest.mark.parametrize("sort", ["spread", "alike", "group"])
+@pytest.mark.parametrize("sort", ["mean", "deviation ascending", "episodes", "group descending"])
+def test_heads_of_groups_sort_a_page_after_the_other(episodes_url, client_of, sort, monkeypatch):
+    monkeypatch.setattr("sqlbuffer.web.pages.groups_page.GROUPS_A_PAGE", 4)
+    client, path = client_of(episodes_url), address("/groups", buffer="default", sort=sort)
+    shown = all_rows(client, path)
+    place = {"group": 0, "episodes": 1, "mean": 2, "deviation": 3}[sort.split()[0]]
+    values = [row[place] if place == 0 else float(row[place]) for row in shown]
+    assert len({row[0] for row in shown}) == 13
+    assert values == sorted(values, reverse="ascending" not in sort)
+    way = "ascending" if "ascending" in sort.split() else "descending"
+    assert client.get(path).text.count(f'aria-sort="{way}"') == 1
+
+
+@pytest.mark.parametrize("sort", ["spread", "alike", "group", "deviation", "mean ascending"])
 def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
     text = client_of(episodes_url).get(address("/groups", buffer="default", sort=sort)).text
     (line,) = lines_of(text)

@@ -486,7 +486,7 @@ def show_difference(request: Request) -> Response:
                 connection, buffer, int(number[:20] if number.isdecimal() else 0)
             )
             if rollout is None:
-                raise HTTPException(404, f"Buffer {name!r} has no episode {side}={number!r}.")
+                raise HTTPException(404, _no_side(name, side, number))
             sides.append((rollout, *_conversation(connection, buffer, rollout)))
     (a, left, a_cut), (b, right, b_cut) = sides
     differences = difference(left, right)
@@ -508,6 +508,13 @@ def show_difference(request: Request) -> Response:
         ],
         printable=printable,
     )
+
+
+def _no_side(buffer: str, side: str, number: str) -> str:
+    """Return why there is no difference to show."""
+    if not number:
+        return f"The address names one episode: a difference needs {side}=, the number of another."
+    return f"Buffer {buffer!r} has no episode {number!r}, which {side}= names."
 
 
 def _sides_link(request: Request, a: Rollout, b: Rollout, view: str) -> str:

@@ -68,11 +68,11 @@ class ListColumn:
         """Return the order that the head leads to from another one."""
         return self.sorts[-1] if sort == self.sorts[0] else self.sorts[0]
 
-    def direction(self, sort: str) -> str | None:
+    def direction(self, sort: str, orders: Mapping[str, tuple[str, bool]] = SORTS) -> str | None:
         """Return the direction in which an order sorts the column; None: it sorts another one."""
         if sort not in self.sorts:
             return None
-        return "descending" if SORTS[sort][1] else "ascending"
+        return "descending" if orders[sort][1] else "ascending"
 
 
 COLUMNS = (

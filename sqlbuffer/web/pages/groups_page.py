@@ -22,6 +22,7 @@ from sqlbuffer.web.filter_bar import quoted_value
 from sqlbuffer.web.jumps import has_failed
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
+    ListColumn,
     episodes_statement,
     list_state,
     page_place,
@@ -48,15 +49,25 @@ GROUPS_A_PAGE = 50
 ROLLOUTS_A_PAGE = 64
 # Groups of more episodes have no advantages on the page.
 MOST_SIBLINGS = 10_000
-_SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "group"), strict=True))
+COLUMNS = (
+    ListColumn("group", ("group", "group descending")),
+    ListColumn("episodes", ("episodes", "episodes ascending"), is_number=True),
+    ListColumn("mean reward", ("mean", "mean ascending"), is_number=True),
+    ListColumn("deviation", ("deviation", "deviation ascending"), is_number=True),
+    ListColumn("least", is_number=True),
+    ListColumn("greatest", is_number=True),
+    ListColumn("spread", ("spread", "alike"), is_number=True),
+    ListColumn("flag"),
+)
+_IN_SQL = {"variance": "m2 / nullif(g.n_rewards, 0)"}
 
 
 def show(request: Request) -> Response:
     """Return the list of groups."""
     site, name = site_of(request), buffer_of(request)
     asked = request.query_params.get("sort", "spread")
-    sort = asked if asked in _SORTS else "spread"
-    forms = ("ss",) if sort == "group" else ("ns", "0s")
+    sort = asked if asked in GROUP_SORTS else "spread"
+    forms = ("ss",) if GROUP_SORTS[sort][0] == "group_id" else ("ns", "0s")
     after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
@@ -71,7 +82,7 @@ def show(request: Request) -> Response:
     statement = (
         "SELECT g.* FROM group_stats g JOIN buffers b ON b.id = g.buffer_id "
         f"WHERE b.name = {quoted(name)} "
-        f"ORDER BY g.{column}{ending} NULLS LAST, g.group_id{ending}"
+        f"ORDER BY g.{_IN_SQL.get(column, column)}{ending} NULLS LAST, g.group_id{ending}"
     )
     if after is None:
         statement += f" LIMIT {GROUPS_A_PAGE}"
@@ -82,7 +93,8 @@ def show(request: Request) -> Response:
         buffer=name,
         groups=listing.groups,
         sort=sort,
-        sorts=_SORTS,
+        columns=COLUMNS,
+        directions=GROUP_SORTS,
         is_first=after is None,
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
