@@ -14,6 +14,7 @@ from starlette.routing import Route
 from sqlbuffer.llm.tokens import LLM_FIELDS
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.browsing.rollouts import (
+    ListedRollout,
     Relatives,
     Rollout,
     browsed_buffer,
@@ -185,7 +186,8 @@ def _show(request: Request, number: int | None) -> Response:
             place = replace(place, view="steps")
         if "seek" in request.query_params and (place.sought or place.jump):
             return _sought(request, connection, buffer, rollout, place)
-        relatives, around = Relatives(), (None, None)
+        relatives = Relatives()
+        around: tuple[ListedRollout | None, ListedRollout | None] = (None, None)
         if rollout.number is not None:
             query = list_query(request.query_params, buffer.info.config.fields)
             task_id, of = rollout.task_id, rollout.number
