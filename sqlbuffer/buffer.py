@@ -2657,9 +2657,9 @@ class ReplayBuffer:
     def expire(self, *, accept_clock: bool = False) -> Removed:
         """Delete all rows that can never be sampled again, and those past `max_age`, `max_bytes`.
 
-        These rows are too old by the clock, used `max_use` times, or of another session. A process
-        that samples or sets the clock also deletes some of them every ten seconds, unless the
-        buffer was made with `keep_expired`.
+        These rows are too stale by the clock, used `max_use` times, or of another session. A
+        process that samples or sets the clock also deletes some of them every ten seconds, unless
+        the buffer was made with `keep_expired`.
 
         Steps of an episode are deleted when no step of it may be sampled, because other steps need
         them. Buffers that evict by task or by episode delete whole ones. Rows in quarantine stay.

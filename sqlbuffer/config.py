@@ -71,8 +71,9 @@ class RetentionConfig(StrictModel, title="retention"):
             leaves, as a whole, when its newest step is older. None is unlimited.
         max_bytes: Largest size of all payloads, as `200 GB`, `500 MiB` or bytes; see
             `size_bytes`. The oldest steps leave, at most a minute late. None is unlimited.
-        keep_expired: True keeps rows that are too old, used up or of another session until they are
-            evicted; they may be sampled again if the clock goes back. False deletes them before.
+        keep_expired: True keeps rows that are too stale, used up or of another session until they
+            are evicted; they may be sampled again if the clock goes back. False deletes them
+            before.
     """
 
     max_capacity: _Limit = None

@@ -190,7 +190,11 @@ _METRICS = {
     "capacity": ("capacity_rows", "gauge", "Rows held at most."),
     "inserted": ("inserted_rows", "counter", "Rows ever inserted."),
     "evicted": ("evicted_rows", "counter", "Rows that have left: evicted, deleted, rolled back."),
-    "expired": ("expired_rows", "counter", "Rows that left because they were too old."),
+    "expired": (
+        "expired_rows",
+        "counter",
+        "Rows that left because they were too stale by the clock.",
+    ),
     "used_up": ("used_up_rows", "counter", "Rows that left after as many uses as they may have."),
     "other_session": (
         "other_session_rows",

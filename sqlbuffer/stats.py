@@ -117,7 +117,7 @@ class Stats:
         evicted: Rows that were evicted, deleted or rolled back; it does not include the next five
             counts. It never falls in one process. It leaves out the numbers that a write took and
             has not stored yet.
-        expired: Rows deleted because they were too old by the clock; see `ReplayBuffer.expire`.
+        expired: Rows deleted because they were too stale by the clock; see `ReplayBuffer.expire`.
         used_up: Rows deleted because they were sampled `max_use` times.
         other_session: Rows deleted because they were of another session.
         partial: Rows deleted because their group stayed incomplete, or they came late.

@@ -318,7 +318,7 @@ def resize(
     buffer: BufferName = None,
     yes: Yes = False,
 ) -> None:
-    """Change the limits of a buffer: the number of rows, their age or their size.
+    """Change the limits of a buffer: rows, age or size.
 
     A lower limit evicts the oldest rows immediately and for good, so the command asks if rows would
     leave.
@@ -638,7 +638,7 @@ def expire(
         ),
     ] = False,
 ) -> None:
-    """Let rows leave that are past max_age or max_bytes, or can never be sampled again.
+    """Let rows leave that are past a limit, or never sampled again.
 
     Processes that write do so as well. This command is for buffers to which none writes, and for
     rows that plain SQL has written. `v_evictions` shows what left.

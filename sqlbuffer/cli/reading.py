@@ -241,10 +241,15 @@ def sql(
 
 def _as_asked(url: str | None, error: SchemaMissingError) -> StorageError:
     from sqlbuffer.storage.migrations import status
+    from sqlbuffer.storage.schema.views import nearest_relation
 
     if status.status(url).revision is None:
         return error
+    what = str(error).rpartition("; run")[0]
+    near = nearest_relation(what)
     return StorageError(
-        f"{str(error).rpartition('; run')[0]}; `sqlbuffer sql` finds v_buffers, v_tasks, v_agents, "
-        "v_groups and v_experiences"
+        f"{what}; did you mean {near}?"
+        if near
+        else f"{what}; `sqlbuffer sql` finds v_buffers, v_tasks, v_agents, v_groups, v_experiences "
+        "and the others of the page on views"
     )

@@ -5,25 +5,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select, text
+from sqlalchemy import Connection, Select, TextClause, func, select, text
 
 from sqlbuffer.codec.plain_values import INT64_MAX, is_storable_text
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferConfigError, StorageBusyError
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.open_buffer import (
     OpenBuffer,
     OwnWrites,
     WaitingSteps,
     retry_on_disconnect,
 )
-from sqlbuffer.storage.buffers.tables import experiences, messages
 from sqlbuffer.storage.buffers.window import BufferWindow, LiveCount, settled_seq
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.chunks.relations import n_steps
-from sqlbuffer.storage.chunks.tables import chunk_data
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, reading, snapshot
@@ -36,6 +33,7 @@ from sqlbuffer.storage.rows.layouts import TASK_ID, Row, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.expressions import explain
+from sqlbuffer.storage.schema.payload_sizes import chunk_size, message_size, row_size
 
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
@@ -51,25 +49,20 @@ _LOW_AND_LABELS = "SELECT low_seq, has_labels FROM v_windows WHERE buffer_id = {
 _COUNT_NAMED = {name: statements.count_named(name) for name in ("id", "seq")}
 
 
-def _length(column: Any) -> Any:
-    return func.coalesce(func.length(column), 0)
+def _size_bytes(dialect: str) -> TextClause:
+    sizes = {
+        "experiences": row_size(dialect),
+        "chunk_data": chunk_size(dialect),
+        "messages": message_size(dialect),
+    }
+    sums = [
+        f"coalesce((SELECT sum({size}) FROM {table} WHERE buffer_id = :id), 0)"
+        for table, size in sizes.items()
+    ]
+    return text("SELECT " + " + ".join(sums))
 
 
-def _total(table: Any, n_bytes: Any) -> Any:
-    of_buffer = table.c.buffer_id == bindparam("of_buffer", type_=Integer())
-    return func.coalesce(select(func.sum(n_bytes)).where(of_buffer).scalar_subquery(), 0)
-
-
-_E, _C, _M = experiences.c, chunk_data.c, messages.c
-_SIZE_BYTES = select(
-    _total(
-        experiences,
-        func.coalesce(_E.payload_bytes, func.length(_E.arrays), 0)
-        + sum(_length(cast(_E[name], Text)) for name in PAYLOADS),
-    )
-    + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
-    + _total(messages, _length(cast(_M.content, Text)))
-)
+_SIZE_BYTES = {dialect: _size_bytes(dialect) for dialect in ("sqlite", "postgresql")}
 
 
 class SeqRuns:
@@ -343,9 +336,9 @@ class RowQueries:
     def size_bytes(self) -> int:
         """Return the bytes of all stored payloads."""
         self.own_writes.store()
-        parameters = {"of_buffer": self.buffer.info.id}
-        n_bytes = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, parameters).scalar_one())
-        return int(n_bytes)
+        statement = _SIZE_BYTES[self.buffer.engine.dialect.name]
+        values = {"id": self.buffer.info.id}
+        return int(self.buffer.read(lambda c: c.execute(statement, values).scalar_one()))
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""

@@ -19,7 +19,7 @@ from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
 
 ODD_TASK = "[red]task 'q' \"数\n学\""
-COMMAND = [sys.executable, "-c", "from sqlbuffer.cli import app; app(prog_name='sqlbuffer')"]
+COMMAND = [sys.executable, "-m", "sqlbuffer"]
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from decimal import Decimal
 
 import pytest
@@ -100,3 +102,18 @@ def test_no_command_at_all_prints_the_help(run):
 )
 def test_shows_a_value_as_a_person_reads_it(value: object, cell: str) -> None:
     assert shown(value) == cell
+
+
+def test_python_m_is_the_same_command(tmp_path):
+    printed = [
+        subprocess.run(
+            [sys.executable, *way, "ls", "--help"], capture_output=True, text=True, cwd=tmp_path
+        )
+        for way in (
+            ["-m", "sqlbuffer"],
+            ["-c", "from sqlbuffer.cli import app; app(prog_name='sqlbuffer')"],
+        )
+    ]
+    assert [one.returncode for one in printed] == [0, 0]
+    assert printed[0].stdout == printed[1].stdout
+    assert "Usage: sqlbuffer ls" in printed[0].stdout

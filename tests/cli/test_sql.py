@@ -162,3 +162,20 @@ def test_a_column_that_is_not_there_is_told_where_columns_are_listed(run, filled
     assert result.exit_code == 1
     assert "temperature" in result.stderr
     assert "typed fields that SQL can read are in its column `fields`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("v_eviction", "v_evictions"), ("V_Task", "v_tasks"), ("experience", "experiences")],
+)
+def test_a_misspelt_view_or_table_is_suggested(run, schema_url, misspelt, meant):
+    result = run("sql", schema_url, f"SELECT * FROM {misspelt}")
+    assert result.exit_code == 1
+    assert f"; did you mean {meant}?" in result.stderr
+
+
+def test_a_name_like_no_view_is_answered_with_a_list(run, schema_url):
+    result = run("sql", schema_url, "SELECT * FROM zzz")
+    assert result.exit_code == 1
+    assert "did you mean" not in result.stderr
+    assert "v_buffers, v_tasks" in result.stderr

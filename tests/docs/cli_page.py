@@ -16,7 +16,7 @@ from tests.support.markdown import ROOT
 PAGE = "docs/reference/cli.md"
 INTRO = """# Command line
 
-`sqlbuffer COMMAND --help` prints the same.
+`sqlbuffer COMMAND --help` prints the same, as does `python -m sqlbuffer COMMAND --help`.
 
 A URL is `sqlite:///FILE`, the path of a SQLite file, or `postgresql://USER@HOST/DATABASE`. A
 command without a URL uses `SQLBUFFER_URL`, or `sqlite:///sqlbuffer.db` if that is not set.

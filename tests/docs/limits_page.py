@@ -217,6 +217,7 @@ LIMITS = {
               "StorageBusyError"),
         Limit("condition on the page", "web.filter_bar.MOST_CHARACTERS", "characters",
               CONDITION),
+        Limit("parts of the filter of episodes", "web.filter_bar.MOST_PARTS", error=CONDITION),
         Limit("pages that are live", "web.site.MOST_WATCHERS", error="not live"),
     ],
     "Memory and connections of a process": [

@@ -412,7 +412,9 @@ def test_a_buffer_is_streamed_as_the_page_shows(read):
 
 def test_the_size_is_limited_as_the_page_shows(read):
     read("docs/how-to/limit-size.md")
-    assert ReplayBuffer(SQLITE_URL, name="limited").max_capacity is None
+    assert ReplayBuffer(SQLITE_URL, name="newest").max_capacity is None
+    left = "SELECT reason, steps FROM v_evictions WHERE buffer = 'newest'"
+    assert run(SQLITE_URL, left) == [("capacity", 20 + 50)]
 
 
 def test_rows_are_deleted_as_the_page_shows(read):

@@ -26,6 +26,11 @@ MISSED = {
     "HER": "how-to/relabel-goals.md",
     "checkpoint": "how-to/restart-from-a-checkpoint.md",
     "whole history": "how-to/share-messages.md",
+    "age": "how-to/limit-size.md",
+    "TTL": "how-to/limit-size.md",
+    "evict": "how-to/limit-size.md",
+    "rows are gone": "how-to/limit-size.md",
+    "staleness": "how-to/limit-staleness.md",
 }
 
 

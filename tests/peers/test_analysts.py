@@ -15,9 +15,9 @@ import polars as pl
 import pytest
 from sqlalchemy import Engine, inspect, make_url, text
 
-from sqlbuffer.storage.schema.views import VIEWS
 from tests.benchmarks.questions import LAYOUTS, fill
 from tests.support.sql import is_sqlite, plain_engine, run
+from tests.support.storage_hooks import VIEWS
 
 N_STEPS = 240
 MEAN_BY_VERSION = (

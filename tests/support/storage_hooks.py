@@ -24,12 +24,14 @@ from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from sqlbuffer.storage.schema.metadata import roles_script
+from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.rows import WriteBatch
 
 __all__ = [
     "CONNECTION_PRAGMAS",
     "PART_BYTES",
+    "VIEWS",
     "cleaner_of",
     "close_pool",
     "engine_behind",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import FieldSpec
-from sqlbuffer.web.filter_bar import parse_filter
+from sqlbuffer.web.filter_bar import MOST_PARTS, EpisodeFilter, parse_filter
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 
@@ -27,6 +27,15 @@ def test_any_text_is_a_filter_or_says_what_is_wrong(text):
         wanted = parse_filter(text.strip(), {})
         is_empty = not "".join(text.split()).strip('"')
         assert is_empty or wanted.words or wanted.filters or wanted.tree
+
+
+PLAIN = st.text(st.characters(categories=["L", "N"], codec="utf-8"), min_size=1, max_size=20)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=MOST_PARTS))
+def test_plain_words_are_accepted_as_they_are(words):
+    wanted = parse_filter(" ".join(words), {})
+    assert wanted == EpisodeFilter(words=tuple(words))
 
 
 @given(TEXTS, st.sampled_from(["episode", "task_id", "agent", "group_id"]))

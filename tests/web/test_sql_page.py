@@ -145,6 +145,7 @@ def test_long_answers_are_cut_and_say_so(schema_url, client_of):
     [
         ("SELECT * FROM", "syntax|incomplete"),
         ("SELECT * FROM nothing_of_that_name", "(?s)nothing_of_that_name.*listed below"),
+        ("SELECT * FROM v_eviction", "v_eviction.*did you mean v_evictions"),
         ("DELETE FROM buffers", "read"),
         ("SELECT 1; SELECT 2", "one|statement"),
         ("x" * 10_001, "10,001 characters"),

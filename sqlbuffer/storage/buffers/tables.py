@@ -128,7 +128,7 @@ buffers = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows that left because of their age",
+        comment="rows that left because they were too stale",
     ),
     Column(
         "n_used_up",

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
@@ -35,15 +34,11 @@ from sqlbuffer.storage.dialects import (
     uuid_fields,
 )
 from sqlbuffer.storage.rows.layouts import StepLayout
+from sqlbuffer.storage.schema.payload_sizes import chunk_size, row_size
 
-_SIZED_COLUMNS = (*PAYLOADS, "fields")
-_N_BYTES = " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _SIZED_COLUMNS)
 _SIZES = {
-    "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(octet_length(arrays), 0) + "
-    "coalesce(payload_bytes, 0) FROM experiences",
-    "first_seq": "SELECT first_seq, n_steps, octet_length(records) + "
-    "coalesce(octet_length(payload_arrays), 0) + coalesce(pg_column_size(payloads), 0) "
-    "FROM chunk_data",
+    "seq": f"SELECT seq, 1, {row_size('postgresql')} FROM experiences",
+    "first_seq": f"SELECT first_seq, n_steps, {chunk_size('postgresql')} FROM chunk_data",
 }
 _EPISODE_IDS = """
 SELECT e.id FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS g(key, task_id, place)

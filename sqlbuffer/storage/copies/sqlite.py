@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import insert_columns
@@ -15,16 +14,14 @@ from sqlbuffer.storage.messages import IDS
 from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.payload_parts import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.schema.payload_sizes import chunk_size, row_size
 
 CACHE_KIB = 8_192
 
 _OF_KEY = f"key > (:id << {NUMBER_BITS}) + :low AND key <= (:id << {NUMBER_BITS}) + :high"
-_SIZED_COLUMNS = (*PAYLOADS, "fields", "arrays")
-_N_BYTES = " + ".join(f"coalesce(length({name}), 0)" for name in _SIZED_COLUMNS)
 _SIZES = {
-    "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(payload_bytes, 0) FROM experiences",
-    "first_seq": "SELECT first_seq, n_steps, length(records) "
-    "+ coalesce(length(payload_arrays), 0) + coalesce(length(payloads), 0) FROM chunk_data",
+    "seq": f"SELECT seq, 1, {row_size('sqlite')} FROM experiences",
+    "first_seq": f"SELECT first_seq, n_steps, {chunk_size('sqlite')} FROM chunk_data",
 }
 _EPISODE_IDS = """
 SELECT e.id FROM json_each(?) j

@@ -14,6 +14,7 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.leases import not_leased
+from sqlbuffer.storage.retention.sweeps import Sweep
 from sqlbuffer.storage.retention.time_marks import forget_marks, resume
 from sqlbuffer.storage.rows.removal import remove_where, sqlite_remove_rows
 from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
@@ -146,8 +147,10 @@ evict = by_database(sqlite=sqlite_evict, postgresql=_postgresql_evict)
 def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, Any]) -> None:
     """Set limits of the buffer, and immediately evict rows that exceed them."""
     check_resizable(buffer.info)
+    sweep = Sweep(buffer)
 
     def work(connection: Connection) -> None:
+        sweep.count_capacity(connection)
         buffer.lock(connection)
         window = buffer.note_deletion(connection)
         change_config(connection, buffer.info.id, limits)
@@ -166,6 +169,7 @@ def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, Any]) -> None:
             if buffer.info.config.leases.enabled:
                 leaving = leaving & not_leased(buffer.info.id, experiences)
             remove_where(connection, buffer.info.id, leaving)
+        sweep.count_capacity(connection)
         buffer.window_in(connection)  # so that this process knows the new limits
 
     buffer.write(work)

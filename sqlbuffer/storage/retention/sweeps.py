@@ -91,8 +91,10 @@ _COUNT_STEPS = text(
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a sweep reads of a buffer, in the order of `_STATE`; `was_` is from the last sweep."""
+class SweepState:
+    """What a sweep reads of a buffer, in the order of `_STATE`: its limits and window, the state at
+    the last sweep, `was_`, and where the limit of age was stopped.
+    """
 
     evict_unit: str
     max_capacity: int | None
@@ -155,13 +157,15 @@ def _postgresql_lock(connection: Connection, buffer_id: int, wait: bool) -> bool
 _lock = by_database(sqlite=_sqlite_lock, postgresql=_postgresql_lock)
 
 
-def _sqlite_raise_low(connection: Connection, buffer_id: int, bound: int) -> None:
+def _sqlite_raise_low(connection: Connection, buffer_id: int, bound: int) -> int:
     connection.execute(_RAISE, {"id": buffer_id, "bound": bound})
+    return bound
 
 
-def _postgresql_raise_low(connection: Connection, buffer_id: int, bound: int) -> None:
-    # With the rights of the owner, which looks the bound up itself.
-    connection.execute(text("SELECT sqlbuffer_raise_low_v1(:id)"), {"id": buffer_id})
+def _postgresql_raise_low(connection: Connection, buffer_id: int, bound: int) -> int:
+    # With the rights of the owner, which looks the bound up itself, a moment later.
+    raised = text("SELECT sqlbuffer_raise_low_v1(:id)")
+    return int(connection.execute(raised, {"id": buffer_id}).scalar_one() or bound)
 
 
 _raise_low = by_database(sqlite=_sqlite_raise_low, postgresql=_postgresql_raise_low)
@@ -322,8 +326,8 @@ class Sweep:
         with suppress(SQLBufferError):
             try:
                 with translated(buffer.url), hurried(buffer.engine, WAIT_S) as connection:
-                    limits, removed = self._look(connection)
-                if removed.total or (limits is not None and limits.leaves_whole):
+                    state, removed = self._look(connection)
+                if removed.total or (state is not None and state.leaves_whole):
                     self._clean_later()
             except StorageReadOnlyError:
                 self._is_on = False
@@ -351,7 +355,7 @@ class Sweep:
 
         Args:
             accept_clock: Believe the database's clock, though it moved.
-            is_new: A person has just set the limits: the times of stored steps are believed.
+            is_new: A person has just set the state: the times of stored steps are believed.
         """
         buffer = self._buffer
 
@@ -371,7 +375,7 @@ class Sweep:
         wait: bool = False,
         accepts: bool = False,
         is_new: bool = False,
-    ) -> tuple[Limits | None, Removed]:
+    ) -> tuple[SweepState | None, Removed]:
         """Mark the time, compare clocks, raise the window, and count what left.
 
         Return what was read, or None if another process has just done it.
@@ -380,77 +384,91 @@ class Sweep:
         nothing = Removed(0, 0, 0)
         if not _lock(connection, id_, wait):
             return None, nothing
-        row = connection.execute(text(_STATE), {"id": id_}).one_or_none()
-        if row is None:
-            raise buffer.dropped()
-        limits = Limits(*row)
-        if limits.is_copying or not (limits.has_marks or limits.has_capacity):
-            return limits, nothing
+        state = self._state(connection)
+        if state.is_copying or not (state.has_marks or state.has_capacity):
+            return state, nothing
         kind = connection.dialect.name
         now = float(connection.exec_driver_sql(f"SELECT {_NOW[kind]}").scalar_one())
         moment = witness()
-        is_near = limits.looked_at is not None and (
-            abs(now - limits.looked_at) < SWEEP_EVERY_S * time_marks.NEARLY
+        is_near = state.looked_at is not None and (
+            abs(now - state.looked_at) < SWEEP_EVERY_S * time_marks.NEARLY
         )
         if is_near and not wait:
-            return limits, nothing
-        self._count_capacity(connection, limits)
-        self._keep_state(connection, limits, now)
-        if not limits.has_marks:
-            fold_counts(connection, id_)
-            return limits, nothing
-        has_moved = self._check_clock(connection, limits, now, moment, accepts, is_new)
-        time_marks.mark(
-            connection, buffer.info, limits.low, limits.high, now, limits.max_age,
-            limits.max_bytes, has_moved=has_moved,
-        )  # fmt: skip
-        if limits.max_bytes is not None:
-            time_marks.measure(connection, buffer.info, limits.low, limits.max_bytes, is_new=is_new)
-        age, size = self._bounds(connection)
-        removed = self._raise(connection, limits, age or 0, size or 0)
-        if removed.total:
-            self._keep_state(connection, limits, now)
-        low = limits.low if limits.evict_unit == "row" else 0
-        trim_marks(connection, id_, max(age or 0, size or 0, low))
+            return state, nothing
+        self._count_capacity(connection, state)
+        # Before the state: what left is a sum of counts, of which old ones are deleted here.
         fold_counts(connection, id_)
-        return limits, removed
+        self._keep_state(connection, state, now)
+        if not state.has_marks:
+            return state, nothing
+        has_moved = self._check_clock(connection, state, now, moment, accepts, is_new)
+        time_marks.mark(
+            connection, buffer.info, state.low, state.high, now, state.max_age,
+            state.max_bytes, has_moved=has_moved,
+        )  # fmt: skip
+        if state.max_bytes is not None:
+            time_marks.measure(connection, buffer.info, state.low, state.max_bytes, is_new=is_new)
+        age, size = self._bounds(connection)
+        removed = self._raise(connection, state, age or 0, size or 0)
+        if removed.total:
+            self._keep_state(connection, state, now)
+        low = state.low if state.evict_unit == "row" else 0
+        trim_marks(connection, id_, max(age or 0, size or 0, low))
+        return state, removed
 
-    def _count_capacity(self, connection: Connection, limits: Limits) -> None:
+    def count_capacity(self, connection: Connection) -> None:
+        """Count what has left because of the capacity until now: before it changes, and after.
+
+        It locks out sweeps until the transaction ends; lock the buffer later.
+        """
+        _lock(connection, self._buffer.info.id, True)
+        state = self._state(connection)
+        if state.has_capacity and not state.is_copying:
+            self._count_capacity(connection, state)
+            self._keep_state(connection, state, state.looked_at or 0.0)
+
+    def _state(self, connection: Connection) -> SweepState:
+        row = connection.execute(text(_STATE), {"id": self._buffer.info.id}).one_or_none()
+        if row is None:
+            raise self._buffer.dropped()
+        return SweepState(*row)
+
+    def _count_capacity(self, connection: Connection, state: SweepState) -> None:
         """Count what left because of the capacity since the last sweep, as a difference."""
-        if not limits.has_capacity:
+        if not state.has_capacity:
             return
         id_ = self._buffer.info.id
-        if limits.evict_unit == "row":
-            before = limits.was_low
+        if state.evict_unit == "row":
+            before = state.was_low
             if before is None:
-                before = limits.low if limits.is_copy else 0
-            n_left = limits.high - (limits.max_capacity or 0) - before
+                before = state.low if state.is_copy else 0
+            n_left = state.high - (state.max_capacity or 0) - before
         else:
-            if limits.was_live is None or limits.was_high is None:
-                if limits.is_copy:
+            if state.was_live is None or state.was_high is None:
+                if state.is_copy:
                     return
                 n_before = 0
             else:
-                n_before = limits.was_live - limits.was_high
-            n_others = self._n_left(connection) - (limits.was_left or 0)
-            n_left = n_before + limits.high - limits.live_rows - n_others
+                n_before = state.was_live - state.was_high
+            n_others = self._n_left(connection) - (state.was_left or 0)
+            n_left = n_before + state.high - state.live_rows - n_others
         count_evictions(connection, id_, self._buffer.origin, "capacity", n_left)
 
     def _n_left(self, connection: Connection) -> int:
         return int(connection.execute(_LEFT, {"id": self._buffer.info.id}).scalar_one())
 
-    def _keep_state(self, connection: Connection, limits: Limits, now: float) -> None:
+    def _keep_state(self, connection: Connection, state: SweepState, now: float) -> None:
         window = self._buffer.window_in(connection)
         values = {
-            "id": self._buffer.info.id, "now": now, "low": window.low, "high": limits.high,
-            "live": limits.live_rows, "n_left": self._n_left(connection),
+            "id": self._buffer.info.id, "now": now, "low": window.low, "high": state.high,
+            "live": state.live_rows, "n_left": self._n_left(connection),
         }  # fmt: skip
         connection.execute(_KEEP_STATE, values)
 
     def _check_clock(
         self,
         connection: Connection,
-        limits: Limits,
+        state: SweepState,
         now: float,
         moment: Witness,
         accepts: bool,
@@ -461,24 +479,24 @@ class Sweep:
         Return True if the clock moved since the last look, or a move was not accepted yet.
         """
         id_ = self._buffer.info.id
-        gap = time_marks.backfill(connection, self._buffer.info, limits.low, limits.high, now)
+        gap = time_marks.backfill(connection, self._buffer.info, state.low, state.high, now)
         newest = connection.execute(time_marks.NEWEST_MARK, {"id": id_}).one_or_none()
-        move = time_marks.look(connection, id_, now, moment, limits.max_age)
+        move = time_marks.look(connection, id_, now, moment, state.max_age)
         if accepts:
-            self._accept(connection, limits, move, None if newest is None else newest.seq)
+            self._accept(connection, state, move, None if newest is None else newest.seq)
             time_marks.forget_looks(connection, id_, moment)
             return True
-        if limits.max_age is not None and gap > limits.max_age * MOST_UNSEEN and not is_new:
+        if state.max_age is not None and gap > state.max_age * MOST_UNSEEN and not is_new:
             move = move or Move(gap, None)
-        if limits.stopped_at is not None:
-            self._resume_if_back(connection, limits, now, moment)
+        if state.stopped_at is not None:
+            self._resume_if_back(connection, state, now, moment)
             return True
         # Steps that were marked by a clock that was ahead leave with the first that come after it
         # was set back: a mark of a greater number counts.
         if move is None or move.seconds < 0:
             return move is not None
         seq = None if newest is None or move.before is None else newest.seq
-        if limits.max_age is None:
+        if state.max_age is None:
             if seq is not None:
                 shift_marks(connection, id_, seq, move.seconds)
             return True
@@ -492,23 +510,23 @@ class Sweep:
         return True
 
     def _accept(
-        self, connection: Connection, limits: Limits, move: Move | None, newest: int | None
+        self, connection: Connection, state: SweepState, move: Move | None, newest: int | None
     ) -> None:
         """Correct the times of marks as far as a witness knows them, and apply the age again."""
         id_ = self._buffer.info.id
-        if limits.stopped_at is not None:
-            if limits.stop_seq is not None and limits.stop_s is not None:
-                shift_marks(connection, id_, limits.stop_seq, limits.stop_s)
+        if state.stopped_at is not None:
+            if state.stop_seq is not None and state.stop_s is not None:
+                shift_marks(connection, id_, state.stop_seq, state.stop_s)
             resume(connection, id_)
         if move is not None and move.before is not None and newest is not None:
             shift_marks(connection, id_, newest, move.seconds)
 
     def _resume_if_back(
-        self, connection: Connection, limits: Limits, now: float, moment: Witness
+        self, connection: Connection, state: SweepState, now: float, moment: Witness
     ) -> None:
         """Resume if the clock shows again what it would if it had not moved."""
-        clock_s, at = limits.clock_s, limits.clock_at
-        if limits.clock_id != moment.clock_id or clock_s is None or at is None:
+        clock_s, at = state.clock_s, state.clock_at
+        if state.clock_id != moment.clock_id or clock_s is None or at is None:
             return
         if not moved(clock_s, at, moment.clock_s, now):
             resume(connection, self._buffer.info.id)
@@ -517,16 +535,16 @@ class Sweep:
         row = connection.execute(_BOUNDS, {"id": self._buffer.info.id}).one_or_none()
         return (None, None) if row is None else (row.age_seq, row.bytes_seq)
 
-    def _raise(self, connection: Connection, limits: Limits, age: int, size: int) -> Removed:
+    def _raise(self, connection: Connection, state: SweepState, age: int, size: int) -> Removed:
         """Raise the lower end of a window that moves by row; return how many rows left it."""
-        id_, low = self._buffer.info.id, limits.low
-        bound = min(max(age, size), limits.high)
-        if limits.evict_unit != "row" or bound <= low:
+        id_, low = self._buffer.info.id, state.low
+        bound = min(max(age, size), state.high)
+        if state.evict_unit != "row" or bound <= low:
             return Removed(0, 0, 0)
-        aged_up_to = min(max(age, low), bound)
+        bound = _raise_low(connection, id_, bound)
+        aged_up_to = bound if size <= age else min(max(age, low), bound)
         n_aged = self._count(connection, low, aged_up_to)
         n_oversize = self._count(connection, aged_up_to, bound)
-        _raise_low(connection, id_, bound)
         return self._counted(connection, n_aged, n_oversize)
 
     def _counted(self, connection: Connection, n_aged: int, n_oversize: int) -> Removed:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, text
+from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, TextClause, text
 
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.schema.metadata import KEY, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.schema.payload_sizes import chunk_size, message_size, row_size
 
 time_marks = Table(
     "time_marks",
@@ -255,7 +256,8 @@ _TRIM = text(
 # A mark of fewer bytes waits for more, in a buffer without `max_age`; and one of more is split, at
 # parts of this many numbers.
 LEAST_PART, MOST_PART = 1_000, 64
-LEAST_READ, MOST_READ = 256, 2**20
+# Numbers whose bytes one statement adds up.
+FIRST_READ, MOST_READ = 1_024, 2**20
 # Marks of a buffer with `max_age` have this distance; more than this number of them are never
 # needed.
 LEAST_DISTANCE_S, MOST_DISTANCE_S = 10.0, 30.0
@@ -396,42 +398,59 @@ def measure(
 def _parts(
     connection: Connection, info: BufferInfo, low: int, high: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the ends of parts of some numbers, and their bytes: about `most` each, or fewer."""
-    begin, total, n = low, 0, LEAST_READ * 4
+    """Yield the ends of parts of some numbers, and their bytes: at most `most`, or one number."""
+    begin, total, n = low, 0, FIRST_READ
     while begin < high:
         end = min(begin + n, high)
         n_bytes = bytes_between(connection, info, begin, end)
+        if n_bytes > most and end - begin > 1:
+            n = (end - begin) // 2
+            continue
         if total and total + n_bytes > most:
             yield begin, total
             total = 0
         total += n_bytes
         begin = end
-        n = min(max(LEAST_READ, n * most // max(2 * n_bytes, 1)), 4 * n, MOST_READ)
+        n = min(max(1, n * most // max(2 * n_bytes, 1)), 4 * n, MOST_READ)
     yield high, total
 
 
-_PAYLOADS = ("state", "actions", "messages", "extra", "fields")
-_SIZES_SQL = {
-    ("sqlite", False): "SELECT coalesce(sum(coalesce(payload_bytes, length(arrays), 0) + "
-    + " + ".join(f"coalesce(length({name}), 0)" for name in _PAYLOADS)
-    + "), 0) FROM experiences "
-    f"WHERE key > (:id << {NUMBER_BITS} | :low) AND key <= (:id << {NUMBER_BITS} | :high)",
-    ("sqlite", True): "SELECT coalesce(sum(length(records) + coalesce(length(payloads), 0) "
-    "+ coalesce(length(payload_arrays), 0)), 0) FROM chunk_data "
-    f"WHERE key > (:id << {NUMBER_BITS} | :low) AND key <= (:id << {NUMBER_BITS} | :high)",
-    # Sizes as they are stored: JSON is neither read nor written as text.
-    ("postgresql", False): "SELECT coalesce(sum(coalesce(payload_bytes, octet_length(arrays), 0) + "
-    + " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _PAYLOADS)
-    + "), 0) FROM experiences WHERE buffer_id = :id AND seq > :low AND seq <= :high",
-    ("postgresql", True): "SELECT coalesce(sum(octet_length(records) "
-    "+ coalesce(pg_column_size(payloads), 0) + coalesce(octet_length(payload_arrays), 0)), 0) "
-    "FROM chunk_data WHERE buffer_id = :id AND first_seq > :low AND first_seq <= :high",
+_OF_STEPS = {
+    "sqlite": (
+        f"key > (:id << {NUMBER_BITS} | :low) AND key <= (:id << {NUMBER_BITS} | :high)",
+        f"key > (:id << {NUMBER_BITS} | :low) AND key <= (:id << {NUMBER_BITS} | :high)",
+    ),
+    "postgresql": (
+        "buffer_id = :id AND seq > :low AND seq <= :high",
+        "buffer_id = :id AND first_seq > :low AND first_seq <= :high",
+    ),
 }
-_SIZES = {key: text(statement) for key, statement in _SIZES_SQL.items()}
+
+
+def _select_sizes(dialect: str, has_chunks: bool) -> TextClause:
+    size, table = (
+        (chunk_size(dialect), "chunk_data") if has_chunks else (row_size(dialect), "experiences")
+    )
+    # A shared message leaves with the last step that has it.
+    return text(
+        f"SELECT coalesce((SELECT sum({size}) FROM {table} "
+        f"WHERE {_OF_STEPS[dialect][has_chunks]}), 0) + coalesce((SELECT sum("
+        f"{message_size(dialect)}) FROM messages "
+        "WHERE buffer_id = :id AND last_seq > :low AND last_seq <= :high), 0)"
+    )
+
+
+_SIZES = {
+    (dialect, has_chunks): _select_sizes(dialect, has_chunks)
+    for dialect in _OF_STEPS
+    for has_chunks in (False, True)
+}
 
 
 def bytes_between(connection: Connection, info: BufferInfo, low: int, high: int) -> int:
-    """Return the bytes of the payloads of steps with low < seq <= high, a chunk as a whole."""
+    """Return the bytes of the payloads of steps with low < seq <= high: a chunk as a whole, and
+    shared messages that no later step has.
+    """
     statement = _SIZES[connection.dialect.name, info.has_chunks]
     values: dict[str, Any] = {"id": info.id, "low": low, "high": high}
     return int(connection.execute(statement, values).scalar_one())

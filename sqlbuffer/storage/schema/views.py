@@ -4,6 +4,8 @@
 of PostgreSQL, where `\\d+` in psql shows them.
 """
 
+import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -184,7 +186,11 @@ VIEWS = {
             "newest_at": ("time", "latest `executed_at`"),
             "last_insert_at": ("time", "when the last row was written"),
             "created_at": ("time", "when the buffer was created"),
-            "expired": ("integer", "rows that were deleted because they were too old"),
+            "expired": (
+                "integer",
+                "rows that were deleted because they were too stale: more than `max_staleness` "
+                "versions behind the clock",
+            ),
             "used_up": ("integer", "rows that were deleted after `max_use` uses"),
             "other_session": (
                 "integer",
@@ -354,18 +360,18 @@ VIEWS = {
         },
     ),
     "v_evictions": View(
-        "One row per hour and reason for which steps left a buffer. Steps that left for `capacity` "
-        "are counted as numbers of the window, every ten seconds by a process that writes, or by "
-        "`sqlbuffer expire`: numbers that were deleted before, or that no step ever had, count as "
-        "well. Deletions by plain SQL are not counted.",
+        "One row per hour and reason for which steps left a buffer, for a year. A process that "
+        "writes counts those that left for `capacity` every ten seconds, and `expire` at once. It "
+        "counts each `seq` that the window has passed: also those of steps that were deleted "
+        "before, and those that no step ever had. Deletions by plain SQL are not counted.",
         {
             "buffer": _BUFFER,
             "hour": ("time", "the hour in which they were counted, by the database's clock"),
             "reason": (
                 "text",
-                "`capacity` (max_capacity, max_episodes), `age` (max_age), `bytes` (max_bytes), "
-                "`deleted`, `expired` (max_staleness), `used_up` (max_use), `other_session`, "
-                "`partial` (groups that stayed incomplete, or late rows), `flat` (min_spread)",
+                "`capacity`, `age`, `bytes`, `deleted`, `expired` (too stale), `used_up` "
+                "(`max_use`), `other_session`, `partial` (incomplete groups, late rows), or `flat` "
+                "(`min_spread`)",
             ),
             "steps": ("integer", "number of steps"),
         },
@@ -379,7 +385,7 @@ VIEWS = {
             "task_id": ("text", "the task"),
             "step": ("integer", "step within the task"),
             "reason": ("text", "the given reason"),
-            "quarantined_at": ("time", "when the call began to wait"),
+            "quarantined_at": ("time", "when it was put in quarantine, by the database's clock"),
         },
     ),
     "v_leases": View(
@@ -539,6 +545,24 @@ INNER_VIEWS = {
     "step_sums": "Internal: sums for v_tasks and v_agents.",
     "episode_states": "Internal: the status of episodes.",
 }
+
+
+_MISSING = re.compile(r'no such (?:table|view): ([^\s;]+)|relation "([^"]+)" does not exist')
+
+
+def nearest_relation(reason: str) -> str | None:
+    """Return the view or table whose name is nearest to the one that an error says is missing.
+
+    Example:
+        >>> nearest_relation("no such table: v_eviction")
+        'v_evictions'
+    """
+    missing = _MISSING.search(reason)
+    if missing is None:
+        return None
+    name = (missing[1] or missing[2]).rpartition(".")[2].lower()
+    near = difflib.get_close_matches(name[:100], [*VIEWS, *metadata.tables], n=1)
+    return near[0] if near else None
 
 
 def comments() -> dict[tuple[str, str | None], str]:

@@ -16,7 +16,7 @@ from sqlbuffer.display import csv_field, dumps
 from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
 from sqlbuffer.query.tree import nearest
 from sqlbuffer.storage.browsing.buffers import buffer_names
-from sqlbuffer.storage.schema.views import VIEWS
+from sqlbuffer.storage.schema.views import VIEWS, nearest_relation
 from sqlbuffer.web.access import UNRUN, is_from_here
 from sqlbuffer.web.rendering import command_line, encoded, page
 from sqlbuffer.web.site import site_of
@@ -184,8 +184,9 @@ def explained(message: str, statement: str) -> str:
         every = dict.fromkeys(column for listed in columns.values() for column in listed)
         message += nearest(name, list(every))
         message += "".join(f"\n{view} has {', '.join(listed)}." for view, listed in columns.items())
-    elif match := _NO_TABLE.search(message):
-        hint = _nearest(match[1] or match[2], list(VIEWS))
+    elif _NO_TABLE.search(message):
+        near = nearest_relation(message)
+        hint = f"; did you mean {near}?" if near else ""
         message = message.replace(f"; {_LISTED}", "") + hint + f"\n{_LISTED.capitalize()}."
     elif match := _SYNTAX.search(message):
         word = match[1] or match[2] or ""

@@ -277,3 +277,13 @@ def test_the_curves_of_an_episode_have_whole_texts_and_tell_the_last_values(open
     legends = page.locator(".u-legend").all_inner_texts()
     assert legends
     assert not any("--" in text for text in legends)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_smoothing_and_comparing_are_there_on_a_narrow_screen_too(opened, width):
+    _, page = opened("/buffer?buffer=ten&x=step", viewport={"width": width, "height": 900})
+    expect(page.locator("[data-smoothing]")).to_be_visible()
+    expect(page.locator(".compare label")).to_be_visible()
+    page.locator("[name=with]").select_option("wins")
+    expect(page.locator(".chip")).to_contain_text("wins")
+    expect(page.locator("[data-smoothing]")).to_be_visible()

@@ -75,7 +75,7 @@ COMMENT ON COLUMN buffers.keep_episodes IS 'episode rows kept at most after thei
 COMMENT ON COLUMN buffers.open_timeout_s IS 'seconds without a write after which an open episode is abandoned';
 COMMENT ON COLUMN buffers.deletions IS 'grows with every delete inside the window';
 COMMENT ON COLUMN buffers.is_deleting IS 'true while the library deletes rows and logs that itself (SQLite)';
-COMMENT ON COLUMN buffers.n_expired IS 'rows that left because of their age';
+COMMENT ON COLUMN buffers.n_expired IS 'rows that left because they were too stale';
 COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_use';
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete, or they came late';

@@ -93,7 +93,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_buffers."newest_at" IS 'latest `executed_at`';
     COMMENT ON COLUMN v_buffers."last_insert_at" IS 'when the last row was written';
     COMMENT ON COLUMN v_buffers."created_at" IS 'when the buffer was created';
-    COMMENT ON COLUMN v_buffers."expired" IS 'rows that were deleted because they were too old';
+    COMMENT ON COLUMN v_buffers."expired" IS 'rows that were deleted because they were too stale: more than `max_staleness` versions behind the clock';
     COMMENT ON COLUMN v_buffers."used_up" IS 'rows that were deleted after `max_use` uses';
     COMMENT ON COLUMN v_buffers."other_session" IS 'rows that were deleted because of another session';
     COMMENT ON COLUMN v_buffers."partial" IS 'rows that were deleted because their group stayed incomplete, or they came late';
@@ -187,10 +187,10 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_documents."value" IS 'its value';
     COMMENT ON COLUMN v_documents."version" IS '1, and one more with each change';
     COMMENT ON COLUMN v_documents."changed_at" IS 'when it was written last';
-    COMMENT ON VIEW v_evictions IS 'One row per hour and reason for which steps left a buffer. Steps that left for `capacity` are counted as numbers of the window, every ten seconds by a process that writes, or by `sqlbuffer expire`: numbers that were deleted before, or that no step ever had, count as well. Deletions by plain SQL are not counted.';
+    COMMENT ON VIEW v_evictions IS 'One row per hour and reason for which steps left a buffer, for a year. A process that writes counts those that left for `capacity` every ten seconds, and `expire` at once. It counts each `seq` that the window has passed: also those of steps that were deleted before, and those that no step ever had. Deletions by plain SQL are not counted.';
     COMMENT ON COLUMN v_evictions."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_evictions."hour" IS 'the hour in which they were counted, by the database''s clock';
-    COMMENT ON COLUMN v_evictions."reason" IS '`capacity` (max_capacity, max_episodes), `age` (max_age), `bytes` (max_bytes), `deleted`, `expired` (max_staleness), `used_up` (max_use), `other_session`, `partial` (groups that stayed incomplete, or late rows), `flat` (min_spread)';
+    COMMENT ON COLUMN v_evictions."reason" IS '`capacity`, `age`, `bytes`, `deleted`, `expired` (too stale), `used_up` (`max_use`), `other_session`, `partial` (incomplete groups, late rows), or `flat` (`min_spread`)';
     COMMENT ON COLUMN v_evictions."steps" IS 'number of steps';
     COMMENT ON VIEW v_quarantine IS 'One row per step in quarantine: the buffer keeps it and does not sample it.';
     COMMENT ON COLUMN v_quarantine."buffer" IS 'name of the buffer';
@@ -199,7 +199,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_quarantine."task_id" IS 'the task';
     COMMENT ON COLUMN v_quarantine."step" IS 'step within the task';
     COMMENT ON COLUMN v_quarantine."reason" IS 'the given reason';
-    COMMENT ON COLUMN v_quarantine."quarantined_at" IS 'when the call began to wait';
+    COMMENT ON COLUMN v_quarantine."quarantined_at" IS 'when it was put in quarantine, by the database''s clock';
     COMMENT ON VIEW v_leases IS 'One row per leased batch, until it is acknowledged or given back; those that are kept for checkpoints stay until the oldest checkpoint includes them.';
     COMMENT ON COLUMN v_leases."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_leases."lease_id" IS 'the lease';
