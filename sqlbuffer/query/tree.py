@@ -122,6 +122,16 @@ class Field:
 NONE_DECLARED: Mapping[str, bool] = {}
 
 
+def known_fields(declared: Mapping[str, bool] = NONE_DECLARED) -> list[str]:
+    """Return the names that conditions can use, without paths into JSON.
+
+    Args:
+        declared: The buffer's own fields, and whether conditions can use each.
+    """
+    usable = [name for name, is_usable in declared.items() if is_usable]
+    return list(dict.fromkeys([*SHORT_NAMES, *EPISODE_FACTS, *FIELDS, *usable]))
+
+
 def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> Field:
     """Return the field of a name such as `step`, `exp_meta.step` or `state.tags[0]."a.b"`.
 
@@ -145,10 +155,7 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         return Field(name, name, EPISODE_FACTS[name])
     root = re.match(r"(?:exp_data\.)?(state|actions|messages|extra)(?=[.\[])|(meta)(?=[.\[])", name)
     if root is None:
-        usable = [field_name for field_name, is_usable in declared.items() if is_usable]
-        is_long = name.startswith("exp_")
-        short = [*SHORT_NAMES, *EPISODE_FACTS, *FIELDS, *usable]
-        known = list(FIELDS if is_long else dict.fromkeys(short))
+        known = list(FIELDS) if name.startswith("exp_") else known_fields(declared)
         hint = nearest(name, known) or "; known are " + ", ".join(known)
         raise ConditionError(f"unknown field {shown(name)}{hint}")
     path = parse_path(name, root.end())

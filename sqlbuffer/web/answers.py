@@ -9,13 +9,21 @@ from typing import Any
 from sqlbuffer.llm.advantages import group_advantages
 from sqlbuffer.storage.browsing.rollouts import ListedRollout, Rollout
 from sqlbuffer.storage.browsing.steps import KeyPage, key_page, read_steps
-from sqlbuffer.web.transcript import ShownText, Turn, shown_text, whole_conversation
+from sqlbuffer.web.transcript import (
+    ShownText,
+    Turn,
+    last_line,
+    shown_text,
+    whole_conversation,
+)
 
 MOST_SECONDS = 2.0
 # Steps at an end of a rollout that are read for its prompt or its answer.
 MOST_STEPS = 8
 MOST_PROMPT_TURNS = 20
 ANSWER_LINES, ANSWER_CHARS, FOLDED_CHARS = 4, 240, 2_000
+# Of the end of an answer: about two lines.
+END_CHARS = 140
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,14 @@ class Answer:
         place: Position of its message in that step.
         part: Part of the message that is shown: `text`, or a call of a tool.
         text: The answer, shortened.
+        end: Its end on one line, where the result is; empty if it is short.
     """
 
     seq: int
     place: int
     part: str
     text: ShownText
+    end: str
 
 
 @dataclass(frozen=True)
@@ -109,10 +119,11 @@ def _answer(connection: Any, buffer: Any, rollout: Rollout) -> Answer | None:
 def _shown(turn: Turn) -> Answer:
     said, part = turn.said, "text"
     text = said.text
+    end = last_line(text, END_CHARS) if text.count("\n") > 2 or len(text) > END_CHARS else ""
     if not text:
         part, text = "call0", f"→ {said.calls[0].name}\n{said.calls[0].arguments}"
     shown = shown_text(text, ANSWER_LINES, ANSWER_CHARS, FOLDED_CHARS)
-    return Answer(turn.seq, turn.place, part, shown)
+    return Answer(turn.seq, turn.place, part, shown, end)
 
 
 def _turns(connection: Any, buffer: Any, keys: KeyPage) -> list[Turn]:

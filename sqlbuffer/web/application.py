@@ -95,6 +95,7 @@ def failed(request: Request, error: Exception) -> Response:
     """Return what an error of the library says, with a link to try again."""
     what, _, remedy = str(error).partition("; ")
     if isinstance(error, BufferNotFoundError):
+        remedy = "It was dropped, or never made; choose one from the list."
         return message(request, 404, "There is no such buffer", what, remedy)
     again = {"retry": here_of(request), "retry_words": "Try again"}
     return message(request, 503, "The database did not answer", what, remedy, **again)

@@ -11,7 +11,7 @@ from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.query.builder import Tree
-from sqlbuffer.query.tree import check, condition_of, typed_leaf
+from sqlbuffer.query.tree import check, condition_of, known_fields, nearest, typed_leaf
 from sqlbuffer.storage.browsing.rollouts import RolloutFilter
 
 STATUSES = ("open", "complete", "aborted", "abandoned")
@@ -30,6 +30,7 @@ _SAME = {
 }
 _TEXTS = ("episode", "task", "group", "agent", "status")
 _NUMBERS = ("reward", "length", "spread", "model")
+EPISODE_NAMES = (*_TEXTS, *_NUMBERS)
 # The facts of an episode that a condition on steps may name.
 _FACTS = {
     "episode": "episode_id",
@@ -108,6 +109,8 @@ def parse_filter(text: str, specs: Mapping[str, FieldSpec]) -> EpisodeFilter:
         raise ConditionError("no text in the database has the character U+0000, or half of a pair")
     if text.startswith(("{", "[")):
         return _checked(EpisodeFilter(tree=condition_of(specs, text, None)), specs)
+    if re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2:
+        raise ConditionError('a quote is not closed; write words with spaces as "to do"')
     words: list[str] = []
     filters: list[RolloutFilter] = []
     leaves: list[Tree] = []
@@ -152,6 +155,16 @@ def _parts(text: str) -> Iterator[tuple[str, str, str, bool]]:
         yield name, comparison, *_unquoted(value)
 
 
+def quoted_value(text: str) -> str:
+    """Return a text as a value of a filter.
+
+    Example:
+        >>> print(quoted_value('say "hi"'))
+        "say \\"hi\\""
+    """
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
 def _unquoted(text: str) -> tuple[str, bool]:
     if len(text) > 1 and text.startswith('"') and text.endswith('"'):
         return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL), True
@@ -164,8 +177,15 @@ def _on_steps(
     try:
         return typed_leaf(name, _OPERATORS[comparison], value, specs, is_text=is_quoted)
     except ConditionError as error:
+        what = str(error)
+        if what.startswith("unknown field"):
+            # The names of steps are many; the page lists them apart.
+            of_steps = known_fields({name: spec.column for name, spec in specs.items()})
+            hint = nearest(name, list(dict.fromkeys([*EPISODE_NAMES, *of_steps])))
+            what = f"unknown field {shown(name)}{hint}"
+        what = what if what.endswith(("?", ".")) else f"{what}."
         raise ConditionError(
-            f"{error}. Of an episode, {', '.join((*_TEXTS, *_NUMBERS))} can be compared. "
+            f"{what} Facts of an episode: {', '.join(EPISODE_NAMES)}. "
             f'To look for the text itself, put it in quotes: "{name}{comparison}{value}"'
         ) from None
 

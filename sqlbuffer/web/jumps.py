@@ -10,6 +10,8 @@ from sqlbuffer.web.transcript import RESULT_ROLES, Said, StepsPage, Turn, with_r
 
 # Name of a kind in addresses -> its name on pages.
 KINDS = {"reward": "reward", "error": "error", "failure": "tool failure"}
+# More rewards than that, in most steps of a page, are no places to go to.
+MOST_SPARSE = 8
 _ERROR_KEYS = ("error", "exception", "traceback")
 _EXIT_CODES = ("exit_code", "returncode", "return_code")
 # Longer results are looked at as text only.
@@ -58,8 +60,8 @@ def marks_of(kind: str, seq: int, row: Any, turns: Iterable[Turn]) -> list[str]:
 
 
 def marks_on(page: StepsPage) -> dict[str, list[Mark]]:
-    """Return the places of each kind on a page, in order."""
-    return {
+    """Return the places of each kind on a page, in order; no rewards if most steps have one."""
+    marks = {
         kind: [
             Mark(anchor, step.position)
             for step in page.steps
@@ -67,6 +69,9 @@ def marks_on(page: StepsPage) -> dict[str, list[Mark]]:
         ]
         for kind in KINDS
     }
+    if len(marks["reward"]) > max(MOST_SPARSE, len(page.steps) / 2):
+        del marks["reward"]
+    return marks
 
 
 def has_failed(said: Said) -> bool:

@@ -116,7 +116,7 @@ def _opened(url: str, buffer: str) -> str:
 
 FOLDER = Path(__file__).parent
 _NOTHING = "\u2013"
-_MOST_NAMES = 4
+_MOST_NAMES = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHORT_AGES = ((31_557_600.0, "y"), (86_400.0, "d"), (3_600.0, "h"), (60.0, "m"), (1.0, "s"))
 _AGES = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
@@ -310,12 +310,12 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def names(texts: Sequence[str]) -> str:
-    """Return how many there are, and the first few names."""
-    if not texts:
-        return _NOTHING
-    more = "" if len(texts) <= _MOST_NAMES else ", ..."
-    return f"{len(texts)}: {', '.join(texts[:_MOST_NAMES])}{more}"
+def names(texts: Sequence[str]) -> Markup | str:
+    """Return the one name there is, or how many there are, with the first names on hover."""
+    if len(texts) <= 1:
+        return short_id(texts[0]) if texts else _NOTHING
+    listed = ", ".join(texts[:_MOST_NAMES]) + (", ..." if len(texts) > _MOST_NAMES else "")
+    return Markup('<span title="{}">{}</span>').format(listed, f"{len(texts):,}")
 
 
 def versions(bounds: tuple[int | None, int | None]) -> str:
@@ -351,10 +351,11 @@ def ago(value: Any) -> Markup | str:
     moment_ = _moment_of(value)
     if moment_ is None:
         return when(value)
-    text = short_age(max((datetime.now(UTC) - moment_).total_seconds(), 0.0))
+    seconds = max((datetime.now(UTC) - moment_).total_seconds(), 0.0)
+    text = short_age(seconds)
     shown = f"{moment_:%Y-%m-%d %H:%M:%S} UTC"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        moment_.isoformat(), shown, text
+    return Markup('<time datetime="{}" title="{}" data-seconds="{}">{}</time>').format(
+        moment_.isoformat(), shown, int(seconds), text
     )
 
 
@@ -367,15 +368,18 @@ def took(began: Any, ended: Any) -> str:
 
 
 def short_age(seconds: float) -> str:
-    """Return a length of time in its largest unit.
+    """Return a length of time in its largest unit, or in two: of a few, less would be the same.
 
     Example:
         >>> short_age(0.25), short_age(75), short_age(8_000), short_age(1e8)
-        ('0.2s', '1m', '2h', '3y')
+        ('0.2s', '1m 15s', '2h 13m', '3y 61d')
     """
-    for length, unit in _SHORT_AGES:
+    for place, (length, unit) in enumerate(_SHORT_AGES):
         if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
+            n, rest = divmod(seconds, length)
+            finer, name = _SHORT_AGES[min(place + 1, len(_SHORT_AGES) - 1)]
+            more = f" {int(rest // finer)}{name}" if n < 10 and rest >= finer else ""
+            return f"{int(n)}{unit}{more}"
     return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
 
 
@@ -394,7 +398,7 @@ def _moment_of(value: Any) -> datetime | None:
 _SHORT_CHARS = 20
 
 
-def short_id(text: str | None) -> Markup:
+def short_id(text: str | None, most: int = _SHORT_CHARS) -> Markup:
     """Return an id on one line: the middle of a long one is left out, the whole one is on hover.
 
     A copy of the text has all of it; see `tables.js`.
@@ -402,9 +406,9 @@ def short_id(text: str | None) -> Markup:
     if text is None:
         return Markup(_NOTHING)
     line = " ".join(text.split()) or text
-    if len(line) <= _SHORT_CHARS and line == text:
+    if len(line) <= most and line == text:
         return Markup('<span class="id">{}</span>').format(text)
-    short = line if len(line) <= _SHORT_CHARS else f"{line[:11]}\u2026{line[-6:]}"
+    short = line if len(line) <= most else f"{line[: most - 9]}\u2026{line[-6:]}"
     return Markup('<span class="id" title="{}" data-whole>{}</span>').format(text, short)
 
 

@@ -24,7 +24,7 @@ from sqlbuffer.storage.browsing.steps import (
     keys_of_episodes,
     read_steps,
 )
-from sqlbuffer.web.transcript import Transcript, Turn, excerpts, has_text
+from sqlbuffer.web.transcript import Transcript, Turn, excerpts, has_text, names_action
 
 MOST_SECONDS = 1.0
 STEPS_AT_ONCE = 100
@@ -325,7 +325,8 @@ def _in_step(step: BrowsedStep, turns: Sequence[Turn], words: Sequence[str]) -> 
     data = step.row.exp_data
     is_message = data.messages is None and isinstance(data.state, str)
     values = {"state": None if is_message else data.state, "extra": data.extra}
-    if data.messages is None and not is_message and not is_said(data.actions):
+    is_turn = data.messages is not None or is_message or is_said(data.actions)
+    if not is_turn or names_action(data.messages, data.actions):
         values["actions"] = data.actions
     for name, value in values.items():
         if value is not None and _has_words(text := text_of(value), words):

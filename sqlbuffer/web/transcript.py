@@ -98,6 +98,19 @@ def first_line(text: str, most: int = 120) -> str:
     return printable(line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}…")
 
 
+def last_line(text: str, most: int = 120) -> str:
+    """Return the end of a text on one line.
+
+    Example:
+        >>> last_line("It is long.\\nSo: 49", 9)
+        '… So: 49'
+    """
+    line = " ".join(text[-4 * most :].split())
+    if len(line) <= most and len(text) <= 4 * most:
+        return printable(line)
+    return printable(f"… {line[-most:].partition(' ')[2] or line[-most:]}")
+
+
 def excerpts(text: str, sought: str, most: int = 3) -> list[str]:
     """Return the surroundings of the first places where a text has another, in any case."""
     parts = []
@@ -156,6 +169,7 @@ MOST_FORMATTED = 200_000
 MOST_IMAGE_CHARS = 1_000_000
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
 _THOUGHT = re.compile(r"\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL)
+_NAME = re.compile(r"[^\W\d][\w.:-]*")
 _THINKING = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": "data"}
 
 
@@ -224,9 +238,27 @@ def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
         messages = state
     listed = messages if isinstance(messages, (list, tuple)) else [messages]
     spoken = [said for message in listed if message is not None for said in said_of(message)]
+    if names_action(messages, actions):
+        return spoken
     if spoken or is_said(actions):
         spoken += _answers(actions)
     return spoken
+
+
+def names_action(messages: Any, actions: Any) -> bool:
+    """Return True if the actions only name what the last message, of the assistant, did.
+
+    Example:
+        >>> names_action(["2 + 2?", {"role": "assistant", "content": "4"}], ["answer"])
+        True
+    """
+    last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
+    values = actions if isinstance(actions, (list, tuple)) else [actions]
+    return (
+        _role(last) == "assistant"
+        and bool(values)
+        and all(isinstance(value, str) and _NAME.fullmatch(value) for value in values)
+    )
 
 
 def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
@@ -1015,6 +1047,8 @@ def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
     for name in PAYLOADS:
         value = getattr(data, name)
         is_said = name in ("actions", "messages") or isinstance(value, str)
+        if name == "actions" and names_action(data.messages, value):
+            is_said = False
         if value is None or (is_conversation and (is_said or value == {})):
             continue
         if isinstance(value, dict) and 0 < len(value) <= MOST_KEYS:

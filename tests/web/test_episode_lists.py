@@ -110,6 +110,8 @@ def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, clie
         ("nonsense=1", "unknown field 'nonsense'"),
         ("nonsense=1", 'put it in quotes: "nonsense=1"'),
         ("agent=", "agent= has no value"),
+        ('"to do', "a quote is not closed"),
+        ('task="to do', "a quote is not closed"),
         ("model=x", "whole number"),
         ("length>" + "9" * 30, "64 bits"),
         ("reward>=nan", "is a number"),
@@ -122,7 +124,22 @@ def test_a_wrong_filter_says_what_is_wrong(episodes_url, client_of, given, reaso
     page = client_of(episodes_url).get(address("/episodes", buffer="default", q=given))
     assert page.status_code == 200
     assert reason in html.unescape(page.text)
-    assert rows_of(page.text) == []
+    assert "The filter is not applied" in page.text
+    assert len(rows_of(page.text)) == 50
+    assert "agent%3D" not in next_of(page.text)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"), [("rewrad>1", "reward"), ("lenght=3", "length"), ("reward_tt=1", "reward_t")]
+)
+def test_an_unknown_field_is_told_in_short(episodes_url, client_of, given, hint):
+    text = client_of(episodes_url).get(address("/episodes", buffer="default", q=given)).text
+    said = html.unescape(re.search(r'<p class="reason"[^>]*>(.*?)</p>', text, re.S)[1])
+    assert f"did you mean {hint}" in said
+    assert len(said) < 260
+    assert "?." not in said
+    folded = re.search(r"<summary>Fields of steps</summary>(.*?)</details>", text, re.S)[1]
+    assert "reward_t" in folded
 
 
 @pytest.mark.parametrize("after", ["", "{", "[]", "[null, 1]", '["x", 1]', "[1, 2, 3, 4, 5]"])
@@ -169,7 +186,7 @@ def test_an_open_episode_says_what_it_has_so_far(schema_url, client_of):
     (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e</span></a>', text)
     page = client.get(html.unescape(link)).text
     assert "length <b>2</b>" in page
-    assert "return <b>0.75</b>" in page
+    assert "reward <b>0.75</b>" in page
 
 
 def test_evicted_episodes_say_so(episodes_url, client_of):
@@ -225,7 +242,20 @@ def test_hostile_names_are_only_shown(hostile_url, client_of, path):
     assert SCRIPT not in page.text
 
 
-@pytest.mark.parametrize("sort", ["spread", "alike", "group"])
+@pytest.mark.parametrize("sort", ["mean", "deviation ascending", "episodes", "group descending"])
+def test_heads_of_groups_sort_a_page_after_the_other(episodes_url, client_of, sort, monkeypatch):
+    monkeypatch.setattr("sqlbuffer.web.pages.groups_page.GROUPS_A_PAGE", 4)
+    client, path = client_of(episodes_url), address("/groups", buffer="default", sort=sort)
+    shown = all_rows(client, path)
+    place = {"group": 0, "episodes": 1, "mean": 2, "deviation": 3}[sort.split()[0]]
+    values = [row[place] if place == 0 else float(row[place]) for row in shown]
+    assert len({row[0] for row in shown}) == 13
+    assert values == sorted(values, reverse="ascending" not in sort)
+    way = "ascending" if "ascending" in sort.split() else "descending"
+    assert client.get(path).text.count(f'aria-sort="{way}"') == 1
+
+
+@pytest.mark.parametrize("sort", ["spread", "alike", "group", "deviation", "mean ascending"])
 def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
     text = client_of(episodes_url).get(address("/groups", buffer="default", sort=sort)).text
     (line,) = lines_of(text)

@@ -80,7 +80,7 @@ def test_a_conversation_shows_what_is_new_in_each_step(schema_url, client_of):
     assert page.count("Where is it?") == 1
     assert "2 messages as before" in page
     for part in ("reasoning", "Hm.", "I look.", "look", '"at": "here"', "result seen",
-                 "return 1.25", "reward 0.25", "value 0.5", "advantage -0.125",
+                 "reward 1.25", "reward 0.25", "value 0.5", "advantage -0.125",
                  "quarantined: wrong tool", "1 label", "It is here."):  # fmt: skip
         assert part in page
 

@@ -63,11 +63,55 @@ def test_a_group_has_its_prompt_answers_rewards_and_advantages(schema_url, clien
 def test_a_long_answer_is_shortened_and_whole_on_demand(schema_url, client_of):
     client = client_of(schema_url)
     text = client.get(store(schema_url, [1.0], answer_of=lambda _: LONG * 40)).text
-    head = re.search(r'<td class="answer">\s*<div class="said">(.*?)</div>', text, re.S)[1]
+    head = re.search(
+        r'<td class="answer long">.*?</div>\s*<div class="said">(.*?)</div>', text, re.S
+    )[1]
     assert len(head) <= answers.ANSWER_CHARS
     assert len(text) < 40_000
     whole = html.unescape(re.search(r'href="([^"]+/text\?[^"]+)">All', text)[1])
     assert client.get(whole).text == LONG * 40
+
+
+def test_the_end_of_a_long_answer_is_shown(schema_url, client_of):
+    path = store(schema_url, [1.0, 0.0], answer_of=lambda n: f"{LONG}The answer is \\boxed{{{n}}}")
+    text = client_of(schema_url).get(path).text
+    ends = re.findall(r'<div class="said end">(.*?)</div>', text)
+    assert [end[:2] for end in ends] == ["… "] * 2
+    assert [end[-9:] for end in ends] == ["\\boxed{0}", "\\boxed{1}"]
+    assert max(map(len, ends)) <= answers.END_CHARS + 2
+
+
+def test_columns_that_are_alike_in_all_rows_are_told_once(schema_url, client_of):
+    path = store(schema_url, [1.0, 0.0])
+    heads = re.compile(r'<th scope="col"[^>]*>([^<]*)</th>')
+    text = client_of(schema_url).get(path).text
+    assert not {"status", "task", "agent", "model"} & set(heads.findall(text))
+    alike = re.search(r"The same in all rows:(.*?)</p>", text)[1]
+    assert "status <b>complete</b>" in alike
+    assert "length <b>2</b>" in alike
+    with ReplayBuffer(schema_url, "talks") as buffer, buffer.episode("count") as episode:
+        episode.append(messages=["How many r?"], actions=["Hm."])
+    text = client_of(schema_url).get(path).text
+    assert "length" in set(heads.findall(text))
+    assert "length <b>" not in re.search(r"The same in all rows:(.*?)</p>", text)[1]
+
+
+@pytest.mark.parametrize("name", ["answer", "submit_answer"])
+def test_the_name_of_an_action_is_not_an_answer(schema_url, client_of, name):
+    last = {"role": "assistant", "content": "So it is \\boxed{49}"}
+    with ReplayBuffer(schema_url, "talks") as buffer, buffer.episode("count") as episode:
+        episode.append(messages=["7 squared?", last], actions=[name], reward=1.0)
+        episode.end()
+    client = client_of(schema_url)
+    text = client.get(address("/group", buffer="talks", group="count")).text
+    ((*_, answer),) = by_episode(text).values()
+    assert answer == "So it is \\boxed{49}"
+    (link,) = re.findall(r'<a href="([^"]+/episodes/[^"]+)"><span class="id"', text)
+    page = client.get(html.unescape(link)).text
+    assert page.count('class="turn assistant"') == 1
+    assert name in re.search(r'<dl class="values">(.*?)</dl>', page, re.S)[1]
+    found = client.get(address("/search", buffer="talks", q=name)).text
+    assert f"<mark>{name}</mark>" in found
 
 
 def test_an_answer_that_is_a_call_is_shown(schema_url, client_of):

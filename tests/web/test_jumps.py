@@ -63,6 +63,12 @@ def test_steps_that_say_nothing_have_rewards_too(schema_url, client_of):
     assert jumps(client_of(schema_url).get(path).text) == {"reward": [1, 3]}
 
 
+def test_rewards_of_most_steps_are_not_places_to_go_to(schema_url, client_of):
+    fields = {"x": "int64"}
+    steps = [{"reward": 1.0 + step} for step in range(30)]
+    assert "Jump to" not in client_of(schema_url).get(store(schema_url, steps, fields)).text
+
+
 def test_without_any_there_is_nothing_to_go_to(schema_url, client_of):
     path = store(schema_url, [{"messages": ["Hi"], "actions": ["Hello."]}])
     assert "Jump to" not in client_of(schema_url).get(path).text

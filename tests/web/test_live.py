@@ -1,5 +1,7 @@
 import asyncio
+import html
 import json
+import re
 
 import pytest
 
@@ -102,13 +104,15 @@ def test_closing_ends_every_stream_at_once():
     asyncio.run(asyncio.wait_for(watch(), 20))
 
 
-async def events_of(made, wanted):
+async def events_of(made, wanted, path="/live"):
     """Return the stream of live figures up to a text, and go away."""
     body, ended = [], asyncio.Event()
+    path, _, query = path.partition("?")
     scope = {
-        "type": "http", "method": "GET", "path": "/live", "raw_path": b"/live", "root_path": "",
-        "query_string": b"", "headers": [(b"host", b"localhost")], "scheme": "http",
-        "server": ("localhost", 80), "client": ("localhost", 1), "http_version": "1.1",
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+        "root_path": "", "query_string": query.encode(), "headers": [(b"host", b"localhost")],
+        "scheme": "http", "server": ("localhost", 80), "client": ("localhost", 1),
+        "http_version": "1.1",
     }  # fmt: skip
 
     async def receive():
@@ -144,9 +148,9 @@ def test_figures_are_sent_as_they_change_until_the_client_goes_away(schema_url, 
     for text, rows in zip(asyncio.run(watch()), (0, 7), strict=True):
         event, data = text.rstrip("\n").split("\n")[-2:]
         assert event == "event: figures"
-        html = json.loads(data.removeprefix("data: "))
-        assert f'<td class="n">{rows}</td>' in html
-        assert SCRIPT not in html
+        shown = json.loads(data.removeprefix("data: "))
+        assert f'<td class="n">{rows}</td>' in shown
+        assert SCRIPT not in shown
     buffer.close()
 
 
@@ -160,3 +164,25 @@ def test_a_lost_database_is_told_in_the_stream_and_on_the_page(make_database_url
     assert page.status_code == 503
     assert "The database did not answer" in page.text
     assert "Try again" in page.text
+
+
+def test_a_list_of_episodes_says_how_many_are_newer(schema_url, client_of, quick):
+    made, path = app(schema_url), "/episodes?buffer=default&sort=best&q=first"
+
+    def newer():
+        text = asyncio.run(events_of(made, "event: figures", live))
+        return json.loads(text.rstrip("\n").rpartition("data: ")[2]).strip()
+
+    with ReplayBuffer(schema_url) as buffer:
+        buffer.store_batch([row(0, task="first")])
+        client = client_of(schema_url)
+        live = html.unescape(re.search(r'data-live="([^"]+)"', client.get(path).text)[1])
+        assert newer() == ""
+        buffer.store_batch([row(0, task="second"), row(0, task="third")])
+        link, words = re.fullmatch('<a href="([^"]+)">(.*)</a>', newer()).groups()
+    assert words == "2 newer, show"
+    assert "sort=best" in link
+    assert "q=first" in link
+    text = client.get(html.unescape(link)).text
+    live = html.unescape(re.search(r'data-live="([^"]+)"', text)[1])
+    assert newer() == ""

@@ -72,6 +72,21 @@ def store(url, fields=None):
                 episode.append(**step, **columns)
 
 
+def test_equal_hits_of_a_group_are_one(schema_url, client_of):
+    with ReplayBuffer(schema_url, "talks") as buffer:
+        for task, number in [("one", 0), ("one", 1), ("two", 2), ("one", 3)]:
+            with buffer.episode(task, episode_id=f"e{number}") as episode:
+                episode.append(messages=["Where is the heron?"], actions=["There."])
+    client = client_of(schema_url)
+    text = search(client, "heron")
+    assert [name for name, _ in found(text)] == ["e3", "e2"]
+    others = re.search(r"The same in 2 more of the group: (.*?)</p>", text)[1]
+    links = re.findall(r'href="([^"]+)"><span class="id">(\w+)<', others)
+    assert [name for _, name in links] == ["e1", "e0"]
+    assert "heron" in client.get(html.unescape(links[0][0]).partition("#")[0]).text
+    assert "Found in 4 of 4 episodes" in text
+
+
 @LAYOUTS
 def test_words_are_found_wherever_they_are(schema_url, client_of, fields):
     store(schema_url, fields)
@@ -82,7 +97,7 @@ def test_words_are_found_wherever_they_are(schema_url, client_of, fields):
         ("meta", "meta"), ("extra", "step 0 extra"), ("state", "step 0 state"),
         ("action", "step 0 assistant"), ("message", "step 0 user"),
     ]  # fmt: skip
-    assert "6 episodes with 6 steps searched" in text
+    assert "of 6 episodes searched, newest first (6 steps)" in text
     assert "No episode is left to search" in text
     assert [name for name, _ in found(search(client, "/srv"))] == ["tool"]
     assert [name for name, _ in found(search(client, "héron"))] == ["meta"]
@@ -118,7 +133,7 @@ def test_a_message_that_steps_repeat_is_found_once_in_its_first_step(schema_url,
 def test_annotated_values_count_and_evicted_steps_do_not(schema_url, client_of):
     with ReplayBuffer(schema_url, "talks", max_capacity=3) as buffer:
         for number in range(5):
-            buffer.add(task_id="t", episode_id=f"e{number}", messages=["an owl"])
+            buffer.add(task_id=f"t{number}", episode_id=f"e{number}", messages=["an owl"])
         buffer.annotate([next(iter(buffer)).seq], extra={"judge": "a wren"})
     client = client_of(schema_url)
     assert [name for name, _ in found(search(client, "owl"))] == ["e4", "e3", "e2"]
@@ -212,7 +227,7 @@ def test_addresses_that_say_nonsense_show_the_page(schema_url, client_of, query)
 def test_an_empty_buffer_and_a_missing_one(schema_url, client_of):
     ReplayBuffer(schema_url, "empty").close()
     client = client_of(schema_url)
-    assert "0 episodes with 0 steps searched" in search(client, "owl", "empty")
+    assert "Found in 0 of 0 episodes searched" in search(client, "owl", "empty")
     assert client.get(address("/search", buffer="none", q="owl")).status_code == 404
 
 

@@ -105,6 +105,28 @@ def test_csv_has_the_values_as_they_are(hostile_url, client_of):
     assert [line[:2] for line in rows] == [[HOSTILE, str(step)] for step in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELECT reward_t FROM v_experiences", ["did you mean reward", "v_experiences has "]),
+        ("SELECT e.episode_rewrad FROM v_episodes e", ["did you mean episode_reward"]),
+        ("SELECT * FROM v_episode", ["did you mean v_episodes", "listed below"]),
+        ("SELCT 1", ["did you mean SELECT?"]),
+        ("SELECT 1 AS one FRM v_episodes", ["FRM is not a word of SQL; did you mean FROM"]),
+        ("SELECT 1; SELECT 2", ["Run the first statement alone"]),
+        ("SELECT (1", ["not closed"]),
+        ("SELECT 'a", ["not closed"]),
+    ],
+)
+def test_an_error_of_sql_says_what_to_do(schema_url, client_of, statement, said):
+    page = client_of(schema_url).get(asked(statement))
+    assert page.status_code == 400
+    reason = html.unescape(re.search(r'role="alert">(.*?)</p>', page.text, re.S)[1])
+    assert [part for part in said if part not in reason] == [], reason
+    assert "://" not in reason
+    assert "?." not in reason
+
+
 @pytest.mark.thorough
 def test_long_answers_are_cut_and_say_so(schema_url, client_of):
     client = client_of(schema_url)
@@ -122,7 +144,7 @@ def test_long_answers_are_cut_and_say_so(schema_url, client_of):
     ("statement", "said"),
     [
         ("SELECT * FROM", "syntax|incomplete"),
-        ("SELECT * FROM nothing_of_that_name", "nothing_of_that_name.*listed below"),
+        ("SELECT * FROM nothing_of_that_name", "(?s)nothing_of_that_name.*listed below"),
         ("SELECT * FROM v_eviction", "v_eviction.*did you mean v_evictions"),
         ("DELETE FROM buffers", "read"),
         ("SELECT 1; SELECT 2", "one|statement"),

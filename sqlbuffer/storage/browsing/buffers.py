@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,14 @@ GROUP_SORTS = {
     "spread": ("spread", True),
     "alike": ("spread", False),
     "group": ("group_id", False),
+    "group descending": ("group_id", True),
+    # No index has these orders: all groups of the buffer are read.
+    "mean": ("mean", True),
+    "mean ascending": ("mean", False),
+    "deviation": ("variance", True),
+    "deviation ascending": ("variance", False),
+    "episodes": ("n_rollouts", True),
+    "episodes ascending": ("n_rollouts", False),
 }
 
 
@@ -292,6 +300,7 @@ class GroupPage:
 
 
 _own = group_stats.c
+_VARIANCE = _own.m2 / func.nullif(_own.n_rewards, 0)
 
 
 def group_page(
@@ -306,21 +315,31 @@ def group_page(
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `group`, by
-            name. Groups with an episode without a finite reward have no spread and come last.
+        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; the
+            others by the column of their name. Groups with an episode without a finite reward have
+            no spread and come last.
         after: `GroupPage.after` of the page before; None for the first page.
         limit: Maximum number of groups.
     """
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
     name, descends = GROUP_SORTS[sort]
-    columns = (_own[name], _own.group_id)
-    with in_order(connection):
+    value = _VARIANCE if name == "variance" else _own[name]
+    columns = (value, _own.group_id)
+    is_indexed = name in ("spread", "group_id")
+    with in_order(connection) if is_indexed else nullcontext():
         rows = rows_in_order(connection, keys, columns, after, descends, limit + 1)
     last = rows[limit - 1] if rows[limit:] else None
     return GroupPage(
         _listed_groups(connection, buffer_id, rows[:limit]),
-        None if last is None else [last._mapping[name], last.group_id],
+        None if last is None else [_place_of(last, name), last.group_id],
     )
+
+
+def _place_of(row: Any, name: str) -> Any:
+    """Return the value of a group that orders it."""
+    if name == "variance":
+        return row.m2 / row.n_rewards if row.n_rewards else None
+    return row._mapping[name]
 
 
 def group_of(connection: Connection, buffer_id: int, group_id: str) -> ListedGroup | None:

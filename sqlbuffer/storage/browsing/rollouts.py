@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -132,6 +132,7 @@ class Rollout:
         meta: JSON of the metadata given when it was stored.
         started_at: Time when its first step was written; text on SQLite.
         ended_at: Time when its end was written.
+        group_id: The user's id of its group.
     """
 
     task_id: str
@@ -146,6 +147,7 @@ class Rollout:
     meta: str | None = None
     started_at: Any = None
     ended_at: Any = None
+    group_id: str | None = None
 
 
 def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
@@ -171,7 +173,7 @@ def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rol
         select(
             episode.task_id, episode.agent_id, episode.key, state.status, episode.length,
             episode["return"], episode.reward, episode.model_version, cast(episode.meta, Text),
-            episode.started_at, episode.ended_at,
+            episode.started_at, episode.ended_at, episode.group_id,
         )
         .join(episode_states, state.id == episode.id)
         .where(episode.id == number, episode.buffer_id == buffer.info.id)
@@ -261,6 +263,13 @@ SORTS = INDEXED_SORTS | {
     f"{name}{ending}": (column, bool(ending))
     for name, column in _OTHER_COLUMNS.items()
     for ending in ("", " descending")
+}
+
+
+_OPPOSITE = {
+    name: next(other for other, way in SORTS.items() if way == (column, not descends))
+    for name, (column, descends) in SORTS.items()
+    if column != "spread"
 }
 
 
@@ -486,6 +495,60 @@ def rollout_page(
         if query.sort == "spread":
             return _by_spread(connection, info.id, query, limit)
         return _by_column(connection, info.id, query, limit)
+
+
+MOST_NEWER = 1_000
+
+
+def n_newer(connection: Connection, buffer_id: int, since: int) -> int:
+    """Return how many rollouts began behind a step, at most `MOST_NEWER`.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        since: Number of the step.
+    """
+    newer = select(_own.first_seq).where(_own.buffer_id == buffer_id, _own.first_seq > since)
+    some = newer.where(_IS_FIRST_PART).limit(MOST_NEWER).subquery()
+    return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+
+
+def neighbours(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, task_id: str, number: int
+) -> tuple[ListedRollout | None, ListedRollout | None]:
+    """Return the rollouts before and behind an episode in a list; None at an end of the list.
+
+    Args:
+        connection: The transaction.
+        info: The buffer.
+        query: Filter and order of the list. That of the spread has no rollout before another.
+        task_id: The task of the episode.
+        number: Its key in `episodes`.
+    """
+    is_own = (_own.task_id == task_id) & (_own.episode_id == number)
+    rows = connection.execute(_rollouts(info.id).where(is_own)).all()
+    if not rows or query.sort not in _OPPOSITE:
+        return None, None
+    name = SORTS[query.sort][0]
+    ((value, first_seq),) = _keys_of(connection, info.id, name, list(rows[:1]))
+    tie = number if query.is_indexed and name == "task_id" else first_seq
+    behind = rollout_page(connection, info, replace(query, after=[value, tie]), 1).rollouts
+    before = replace(query, sort=_OPPOSITE[query.sort])
+    rollouts = rollout_page(connection, info, replace(before, after=[value, tie]), 1).rollouts
+    if value is None and not rollouts:
+        # Those without a value come last in both orders.
+        last = rollout_page(connection, info, before, 1).rollouts
+        rollouts = [row for row in last if _has_place(connection, info.id, name, row)]
+    elif value is not None:
+        rollouts = [row for row in rollouts if _has_place(connection, info.id, name, row)]
+    return (rollouts[0] if rollouts else None), (behind[0] if behind else None)
+
+
+def _has_place(connection: Connection, buffer_id: int, name: str, row: ListedRollout) -> bool:
+    """Return True if a rollout has a value in the column of an order."""
+    is_own = (_own.task_id == row.task_id) & (_own.episode_id == row.number)
+    rows = list(connection.execute(_rollouts(buffer_id).where(is_own)).all())
+    return _keys_of(connection, buffer_id, name, rows[:1])[0][0] is not None
 
 
 def group_rewards(

@@ -16,10 +16,12 @@ from starlette.routing import Route
 from sqlbuffer.llm.tokens import LLM_FIELDS
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.browsing.rollouts import (
+    ListedRollout,
     Relatives,
     Rollout,
     browsed_buffer,
     find_episode,
+    neighbours,
     relatives_of,
 )
 from sqlbuffer.storage.browsing.steps import (
@@ -32,7 +34,9 @@ from sqlbuffer.storage.browsing.steps import (
     read_steps,
     spaced_keys,
 )
+from sqlbuffer.web.filter_bar import quoted_value
 from sqlbuffer.web.jumps import KINDS, has_failed, marks_of, marks_on
+from sqlbuffer.web.pages.episodes_page import list_query, rollout_address
 from sqlbuffer.web.rendering import (
     buffer_link,
     buffer_of,
@@ -41,6 +45,7 @@ from sqlbuffer.web.rendering import (
     draw_commands,
     encoded,
     episode_link,
+    link,
     page,
     rollout_commands,
     rollout_link,
@@ -96,6 +101,8 @@ class PagePlace:
         is_table: Tokens are shown as a table.
         jump: Kind of place to go to; see `jumps.KINDS`.
         has_numbers: Small arrays are shown by their numbers, not by bars.
+        among: Filter of the list of episodes that led here.
+        sort: Order of that list; None: newest first.
     """
 
     at: StepKey | None
@@ -109,6 +116,8 @@ class PagePlace:
     is_table: bool = False
     jump: str | None = None
     has_numbers: bool = False
+    among: str | None = None
+    sort: str | None = None
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
@@ -128,13 +137,21 @@ class PagePlace:
             "table" in query,
             query.get("jump") if query.get("jump") in KINDS else None,
             query.get("values") == "numbers",
+            query.get("among"),
+            query.get("sort"),
         )
+
+    @property
+    def of_list(self) -> dict[str, Any]:
+        """The list that led to the rollout."""
+        return {"among": self.among, "sort": self.sort}
 
     @property
     def state(self) -> dict[str, Any]:
         """What links to other steps keep of an address."""
         kept: dict[str, Any] = {"view": None if self.view == "steps" else self.view}
         kept["q"] = self.sought or None
+        kept |= self.of_list
         kept["values"] = "numbers" if self.has_numbers else None
         if self.view == "tokens":
             kept["color"] = None if self.color == "logprob" else self.color
@@ -172,7 +189,11 @@ def _show(request: Request, number: int | None) -> Response:
         if "seek" in request.query_params and (place.sought or place.jump):
             return _sought(request, connection, buffer, rollout, place)
         relatives = Relatives()
+        around: tuple[ListedRollout | None, ListedRollout | None] = (None, None)
         if rollout.number is not None:
+            query = list_query(request.query_params, buffer.info.config.fields)
+            task_id, of = rollout.task_id, rollout.number
+            around = neighbours(connection, buffer.info, query, task_id, of)
             relatives = relatives_of(connection, buffer.info.id, rollout.number)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
@@ -188,6 +209,13 @@ def _show(request: Request, number: int | None) -> Response:
         rollout=rollout,
         sum_of_others=sum_of_others,
         relatives=relatives,
+        around=around,
+        around_to=lambda row: rollout_address(
+            request, name, row, view=place.state["view"], **place.of_list
+        ),
+        group_to=link(request, "/group", buffer=name, group=rollout.group_id or rollout.task_id),
+        task_to=link(request, "/episodes", buffer=name, q=f"task={quoted_value(rollout.task_id)}"),
+        list_to=link(request, "/episodes", buffer=name, q=place.among, sort=place.sort),
         episode_to=lambda number: episode_link(request, name, number),
         at=place,
         views=views,
@@ -367,7 +395,7 @@ def _sought(
         return next((turn.anchor for turn in turns if turn.is_match), None)
 
     result = found_ahead(connection, buffer, rollout, after, find, sought)
-    query: dict[str, Any] = {"q": sought or None, "jump": kind}
+    query: dict[str, Any] = {"q": sought or None, "jump": kind, **place.of_list}
     if result.key is not None:
         query["at"] = _text(result.key)
     else:
@@ -479,7 +507,7 @@ def show_difference(request: Request) -> Response:
                 connection, buffer, int(number[:20] if number.isdecimal() else 0)
             )
             if rollout is None:
-                raise HTTPException(404, f"Buffer {name!r} has no episode {side}={number!r}.")
+                raise HTTPException(404, _no_side(name, side, number))
             sides.append((rollout, *_conversation(connection, buffer, rollout)))
     (a, left, a_cut), (b, right, b_cut) = sides
     differences = difference(left, right)
@@ -501,6 +529,13 @@ def show_difference(request: Request) -> Response:
         ],
         printable=printable,
     )
+
+
+def _no_side(buffer: str, side: str, number: str) -> str:
+    """Return why there is no difference to show."""
+    if not number:
+        return f"The address names one episode: a difference needs {side}=, the number of another."
+    return f"Buffer {buffer!r} has no episode {number!r}, which {side}= names."
 
 
 def _sides_link(request: Request, a: Rollout, b: Rollout, view: str) -> str:

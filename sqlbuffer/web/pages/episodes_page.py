@@ -6,31 +6,36 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qsl
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.tree import check
+from sqlbuffer.query.tree import check, known_fields
 from sqlbuffer.storage.browsing.rollouts import (
+    MOST_NEWER,
     SORTS,
     ListedRollout,
     RolloutFilter,
     RolloutPage,
     RolloutQuery,
     browsed_buffer,
+    n_newer,
     rollout_page,
 )
 from sqlbuffer.storage.browsing.steps import rewards_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter
-from sqlbuffer.web.pages.buffers_page import buffer_of
+from sqlbuffer.web.filter_bar import MOST_CHARACTERS, EpisodeFilter, parse_filter, quoted_value
+from sqlbuffer.web.pages.buffers_page import buffer_of, live_part
 from sqlbuffer.web.rendering import (
     buffer_link,
     command_line,
     episode_link,
+    fragment,
     link,
     page,
     python_rows,
@@ -65,16 +70,17 @@ class ListColumn:
         """Return the order that the head leads to from another one."""
         return self.sorts[-1] if sort == self.sorts[0] else self.sorts[0]
 
-    def direction(self, sort: str) -> str | None:
+    def direction(self, sort: str, orders: Mapping[str, tuple[str, bool]] = SORTS) -> str | None:
         """Return the direction in which an order sorts the column; None: it sorts another one."""
         if sort not in self.sorts:
             return None
-        return "descending" if SORTS[sort][1] else "ascending"
+        return "descending" if orders[sort][1] else "ascending"
 
 
 COLUMNS = (
     ListColumn("episode", ("episode", "episode descending"), is_kept=True),
     ListColumn("task", ("task", "task descending")),
+    ListColumn("group"),
     ListColumn("agent", ("agent", "agent descending")),
     ListColumn("status", ("status", "status descending")),
     ListColumn("reward", ("best", "worst"), is_number=True),
@@ -105,7 +111,13 @@ def show(request: Request) -> Response:
             listing = _with_unknown_sums(connection, buffer, listing)
         except ConditionError as error:
             trouble, wanted = str(error), EpisodeFilter()
-    state = {"q": sought or None, "sort": None if sort == "newest" else sort}
+            query = RolloutQuery(sort)
+            listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
+        newest = rollout_page(connection, buffer.info, RolloutQuery(), 1).rollouts
+    shown_filter = sought if trouble is None else ""
+    state = {"q": shown_filter or None, "sort": None if sort == "newest" else sort}
+
+    has_groups = any(row.group_id != row.task_id for row in listing.rollouts)
 
     def to(**changed: Any) -> str:
         return link(request, "/episodes", buffer=name, **{**state, **changed})
@@ -116,10 +128,19 @@ def show(request: Request) -> Response:
         place="/episodes",
         buffer=name,
         listing=listing,
-        columns=COLUMNS,
+        columns=[column for column in COLUMNS if column.name != "group" or has_groups],
+        has_groups=has_groups,
         sought=sought,
         words=" ".join(wanted.words),
         trouble=trouble,
+        live=link(
+            request,
+            "/episodes/live",
+            buffer=name,
+            to=to().partition("?")[2],
+            since=place_text([row.first_seq for row in newest] or [0]),
+        ),
+        step_fields=known_fields(fields.comparable),
         is_filtered=query.is_filtered,
         is_indexed=query.is_indexed,
         sort=sort,
@@ -128,7 +149,10 @@ def show(request: Request) -> Response:
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         sort_to=lambda name_of_sort: to(sort=None if name_of_sort == "newest" else name_of_sort),
-        rollout_to=lambda row: rollout_address(request, name, row),
+        rollout_to=lambda row: rollout_address(
+            request, name, row, **list_state(shown_filter, sort)
+        ),
+        task_to=lambda row: to(q=f"task={quoted_value(row.task_id)}"),
         most_characters=MOST_CHARACTERS,
         commands=_commands(site.shown_url, name, query, listing, wanted),
     )
@@ -152,10 +176,36 @@ def _with_unknown_sums(connection: Any, buffer: OpenBuffer, listing: RolloutPage
     return replace(listing, rollouts=rollouts)
 
 
-def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
-    """Return the address of the page of a rollout."""
+def list_state(sought: str, sort: str) -> dict[str, Any]:
+    """Return what the address of an episode has of the list that led to it."""
+    return {"among": sought or None, "sort": None if sort == "newest" else sort}
+
+
+def list_query(query: Mapping[str, str], fields: Any) -> RolloutQuery:
+    """Return the filter and the order of the list that led to an episode; wrong ones are ignored.
+
+    Args:
+        query: The address, with the `list_state`.
+        fields: `BufferConfig.fields` of the buffer.
+    """
+    sort = query.get("sort", "newest")
+    try:
+        wanted = parse_filter(query.get("among", "").strip(), fields.specs)
+        condition = None if wanted.tree is None else check(wanted.tree, fields.comparable)
+    except ConditionError:
+        wanted, condition = EpisodeFilter(), None
+    return RolloutQuery(
+        sort if sort in SORTS else "newest",
+        filters=wanted.filters,
+        words=wanted.words,
+        condition=condition,
+    )
+
+
+def rollout_address(request: Request, buffer: str, row: ListedRollout, **query: Any) -> str:
+    """Return the address of the page of a rollout, an episode's with the rest of its query."""
     if row.number:
-        return episode_link(request, buffer, row.number)
+        return episode_link(request, buffer, row.number, **query)
     return buffer_link(request, buffer, "/task", task=row.task_id)
 
 
@@ -295,4 +345,24 @@ def _has_word(word: str) -> str:
     return f"({' OR '.join(tests)})"
 
 
-ROUTES = [Route("/episodes", show)]
+async def live(request: Request) -> Response:
+    """Return how many rollouts began since a page was shown, as server-sent events."""
+    site, name = site_of(request), buffer_of(request)
+    since = page_place(request.query_params.get("since"), "n") or [0]
+    to = request.query_params.get("to", "")
+
+    def count_newer() -> int:
+        with site.pool.connection() as connection:
+            buffer = browsed_buffer(connection, site.url, name)
+            return n_newer(connection, buffer.info.id, int(since[0]))
+
+    async def part(_: Any) -> str:
+        return fragment(
+            request, "newer.html", n=await run_in_threadpool(count_newer), most=MOST_NEWER,
+            to=link(request, "/episodes", **dict(parse_qsl(to))),
+        )  # fmt: skip
+
+    return live_part(request, part)
+
+
+ROUTES = [Route("/episodes", show), Route("/episodes/live", live)]

@@ -1,13 +1,16 @@
 """Page 5: the rollouts of a group next to each other."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, ListedGroup, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import (
+    ListedRollout,
     RolloutQuery,
     browsed_buffer,
     group_rewards,
@@ -15,21 +18,28 @@ from sqlbuffer.storage.browsing.rollouts import (
     rollout_page,
 )
 from sqlbuffer.web.answers import advantages_of, group_texts
+from sqlbuffer.web.filter_bar import quoted_value
 from sqlbuffer.web.jumps import has_failed
 from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
+    ListColumn,
     episodes_statement,
+    list_state,
     page_place,
     place_text,
     rollout_address,
 )
 from sqlbuffer.web.rendering import (
+    ago,
     buffer_link,
     command_line,
+    count,
     difference_link,
     link,
     page,
     quoted,
+    short_id,
+    took,
 )
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.transcript import first_line, pieces, printable
@@ -39,15 +49,25 @@ GROUPS_A_PAGE = 50
 ROLLOUTS_A_PAGE = 64
 # Groups of more episodes have no advantages on the page.
 MOST_SIBLINGS = 10_000
-_SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "group"), strict=True))
+COLUMNS = (
+    ListColumn("group", ("group", "group descending")),
+    ListColumn("episodes", ("episodes", "episodes ascending"), is_number=True),
+    ListColumn("mean reward", ("mean", "mean ascending"), is_number=True),
+    ListColumn("deviation", ("deviation", "deviation ascending"), is_number=True),
+    ListColumn("least", is_number=True),
+    ListColumn("greatest", is_number=True),
+    ListColumn("spread", ("spread", "alike"), is_number=True),
+    ListColumn("flag"),
+)
+_IN_SQL = {"variance": "m2 / nullif(g.n_rewards, 0)"}
 
 
 def show(request: Request) -> Response:
     """Return the list of groups."""
     site, name = site_of(request), buffer_of(request)
     asked = request.query_params.get("sort", "spread")
-    sort = asked if asked in _SORTS else "spread"
-    forms = ("ss",) if sort == "group" else ("ns", "0s")
+    sort = asked if asked in GROUP_SORTS else "spread"
+    forms = ("ss",) if GROUP_SORTS[sort][0] == "group_id" else ("ns", "0s")
     after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
@@ -62,7 +82,7 @@ def show(request: Request) -> Response:
     statement = (
         "SELECT g.* FROM group_stats g JOIN buffers b ON b.id = g.buffer_id "
         f"WHERE b.name = {quoted(name)} "
-        f"ORDER BY g.{column}{ending} NULLS LAST, g.group_id{ending}"
+        f"ORDER BY g.{_IN_SQL.get(column, column)}{ending} NULLS LAST, g.group_id{ending}"
     )
     if after is None:
         statement += f" LIMIT {GROUPS_A_PAGE}"
@@ -73,7 +93,8 @@ def show(request: Request) -> Response:
         buffer=name,
         groups=listing.groups,
         sort=sort,
-        sorts=_SORTS,
+        columns=COLUMNS,
+        directions=GROUP_SORTS,
         is_first=after is None,
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
@@ -106,6 +127,8 @@ def show_group(request: Request) -> Response:
         state = {"buffer": name, "group": group_id, "sort": query.sort}
         return link(request, "/group", **{**state, **changed})
 
+    columns = _columns_of(listing.rollouts)
+    alike = [column for column, cells in columns.items() if _is_alike(column, cells)]
     episodes = [row for row in listing.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
     statement = episodes_statement(name, query, listing.looked_at)
@@ -124,7 +147,9 @@ def show_group(request: Request) -> Response:
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
-        rollout_to=lambda row: rollout_address(request, name, row),
+        rollout_to=lambda row: rollout_address(
+            request, name, row, **list_state(f"group={quoted_value(group_id)}", query.sort)
+        ),
         ends=ends,
         widest=_ends_of(group),
         episodes=episodes,
@@ -139,8 +164,31 @@ def show_group(request: Request) -> Response:
         printable=printable,
         first_line=first_line,
         has_failed=has_failed,
+        columns=columns,
+        alike=alike,
+        varied=[column for column in columns if column not in alike],
+        texts_in=("status", "task", "agent"),
         commands=[command_line("sql", site.shown_url, statement)],
     )
+
+
+def _columns_of(rows: Sequence[ListedRollout]) -> dict[str, list[str]]:
+    """Return the columns that do not differ in many groups, as they are shown."""
+    return {
+        "status": [row.status or "" for row in rows],
+        "length": [count(row.length) for row in rows],
+        "model": [count(row.model_version) for row in rows],
+        "task": [short_id(row.task_id) for row in rows],
+        "agent": [short_id(row.agent_id) for row in rows],
+        "began": [ago(row.started_at) for row in rows],
+        "took": [took(row.started_at, row.ended_at) for row in rows],
+    }
+
+
+def _is_alike(column: str, cells: Sequence[str]) -> bool:
+    """Return True if all of several rows show the same; of a moment, its age."""
+    texts = {Markup(cell).striptags() if column == "began" else cell for cell in cells}
+    return len(cells) > 1 and len(texts) == 1
 
 
 def _ends_of(group: ListedGroup | None) -> tuple[float, float] | None:

@@ -1,5 +1,6 @@
 """Page 6: words in all episodes of a buffer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -56,6 +57,7 @@ def show(request: Request) -> Response:
         sought=sought,
         words=words,
         search=search,
+        listed=folded(search.found),
         is_first=after is None,
         first=to(),
         later=later,
@@ -67,6 +69,19 @@ def show(request: Request) -> Response:
         printable=printable,
         commands=word_commands(site.shown_url, name, words) if words else [],
     )
+
+
+def folded(found: Sequence[FoundRollout]) -> list[tuple[FoundRollout, list[FoundRollout]]]:
+    """Return rollouts with hits, each with the others of its group that have the same hits."""
+    listed: dict[Any, tuple[FoundRollout, list[FoundRollout]]] = {}
+    for one in found:
+        hits = tuple((hit.where, *hit.excerpts) for hit in one.hits)
+        key = (one.row.group_id, hits)
+        if key in listed:
+            listed[key][1].append(one)
+        else:
+            listed[key] = (one, [])
+    return list(listed.values())
 
 
 def _address(request: Request, name: str, found: FoundRollout, hit: Hit) -> str:

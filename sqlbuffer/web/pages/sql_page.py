@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from sqlbuffer.display import csv_field, dumps
 from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
+from sqlbuffer.query.tree import nearest
 from sqlbuffer.storage.browsing.buffers import buffer_names
 from sqlbuffer.storage.schema.views import VIEWS, nearest_relation
 from sqlbuffer.web.access import UNRUN, is_from_here
@@ -133,6 +135,17 @@ TIME_S = 5.0
 MOST_ROWS, MOST_BYTES = 1_000, 4 * 2**20
 CSV_TIME_S = 30.0
 MOST_CSV_ROWS, MOST_CSV_BYTES = 100_000, 50 * 2**20
+_LISTED = "the views that you can read are listed below"
+_NO_COLUMN = re.compile(
+    r'no such column: (?:\w+\.)?"?(\w+)|column "?(?:\w+\.)?(\w+)"? does not exist'
+)
+_NO_TABLE = re.compile(r'no such table: (?:\w+\.)?(\w+)|relation "(?:\w+\.)?(\w+)" does not exist')
+_SYNTAX = re.compile(r'near "(.+?)": syntax error|syntax error at or near "(.+?)"')
+_KEYWORDS = (
+    "SELECT", "FROM", "WHERE", "GROUP", "ORDER", "BY", "HAVING", "LIMIT", "OFFSET", "JOIN", "LEFT",
+    "ON", "AND", "OR", "AS", "IN", "LIKE", "BETWEEN", "DISTINCT", "DESC", "ASC", "WITH", "UNION",
+    "CASE", "WHEN", "THEN", "ELSE", "END", "IS", "NOT", "NULL", "EXPLAIN", "VALUES",
+)  # fmt: skip
 # Longer ones make an address that servers refuse.
 MOST_CHARACTERS = 10_000
 # Of a text: in the table, and on a click.
@@ -147,8 +160,60 @@ def show(request: Request) -> Response:
     try:
         answer = _run(request, statement, TIME_S, MOST_ROWS, MOST_BYTES)
     except SQLBufferError as error:
-        return _shown(request, statement, trouble=str(error))
+        return _shown(request, statement, trouble=_reason(request, error, statement))
     return _shown(request, statement, answer)
+
+
+def _reason(request: Request, error: SQLBufferError, statement: str) -> str:
+    """Return what is wrong with a statement, without the URL of the database, which is above it."""
+    return explained(str(error).removeprefix(f"{site_of(request).shown_url}: "), statement)
+
+
+def explained(message: str, statement: str) -> str:
+    """Return the message of a database about a statement, with what to do.
+
+    Example:
+        >>> explained("no such table: v_episode", "SELECT * FROM v_episode").splitlines()[0]
+        'no such table: v_episode; did you mean v_episodes?'
+    """
+    named = {word.lower() for word in re.findall(r"\w+", statement)}
+    if match := _NO_COLUMN.search(message):
+        name = match[1] or match[2]
+        views = [view for view in VIEWS if view in named]
+        columns = {view: list(VIEWS[view].columns) for view in views}
+        every = dict.fromkeys(column for listed in columns.values() for column in listed)
+        message += nearest(name, list(every))
+        message += "".join(f"\n{view} has {', '.join(listed)}." for view, listed in columns.items())
+    elif _NO_TABLE.search(message):
+        near = nearest_relation(message)
+        hint = f"; did you mean {near}?" if near else ""
+        message = message.replace(f"; {_LISTED}", "") + hint + f"\n{_LISTED.capitalize()}."
+    elif match := _SYNTAX.search(message):
+        word = match[1] or match[2] or ""
+        misspelled = [
+            f"{near} is not a word of SQL{hint}"
+            for near in dict.fromkeys((word, _word_before(statement, word)))
+            if near.upper() not in _KEYWORDS and (hint := _nearest(near.upper(), _KEYWORDS))
+        ]
+        advice = misspelled[0] if misspelled else f"look at {word!r}, and just before it"
+        message += f"\nThe statement cannot be read there: {advice}."
+    elif re.search("one statement at a time|multiple commands", message):
+        message += "\nRun the first statement alone, up to its semicolon."
+    elif re.search("incomplete input|end of input|unrecognized token|unterminated", message):
+        message += "\nA bracket or a quote is not closed, or the end of the statement is missing."
+    return message.replace("?.", "?")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the one known name that is most like another one."""
+    hint = nearest(name, known).partition(" or ")[0].rstrip("?")
+    return hint and f"{hint}?"
+
+
+def _word_before(statement: str, word: str) -> str:
+    """Return the word before another one in a statement; that one if it has none before it."""
+    before = re.findall(r"\w+", statement.partition(word)[0])
+    return before[-1] if word and before else word
 
 
 def is_foreign(request: Request) -> bool:
@@ -206,9 +271,7 @@ def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: in
     except SchemaMissingError as error:
         # The schema is there, or the site would not have begun. The statement misspells a name.
         what = str(error).rpartition("; run")[0]
-        near = nearest_relation(what)
-        hint = f"did you mean {near}?" if near else "the views that you can read are listed below"
-        raise StorageError(f"{what}; {hint}") from None
+        raise StorageError(f"{what}; {_LISTED}") from None
 
 
 def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
@@ -292,7 +355,7 @@ def download(request: Request) -> Response:
     try:
         answer = _run(request, statement, CSV_TIME_S, MOST_CSV_ROWS, MOST_CSV_BYTES)
     except SQLBufferError as error:
-        return _shown(request, statement, trouble=str(error))
+        return _shown(request, statement, trouble=_reason(request, error, statement))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(answer.columns)

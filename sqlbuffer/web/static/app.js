@@ -47,7 +47,12 @@
     if (dialog && !dialog.open) dialog.showModal();
   }
 
-  const KEYS = { j: () => move(1), k: () => move(-1), t: switchTheme, "?": showKeys };
+  function turn(way) {
+    const to = document.querySelector(`main a[rel="${way}"]`);
+    if (to) to.click();
+  }
+
+  const KEYS = { "[": () => turn("prev"), "]": () => turn("next"), j: () => move(1), k: () => move(-1), t: switchTheme, "?": showKeys };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) {
       if (event.key === "Escape" && isTyping(event.target)) event.target.blur();
@@ -82,7 +87,7 @@
       source.addEventListener("trouble", (event) => say(JSON.parse(event.data)));
       source.addEventListener("figures", (event) => {
         const all = rows();
-        const focused = all.findIndex((row) => row.contains(document.activeElement));
+        const focused = part.contains(document.activeElement) ? all.findIndex((row) => row.contains(document.activeElement)) : -1;
         part.innerHTML = JSON.parse(event.data);
         if (focused >= 0 && rows()[focused]) target(rows()[focused]).focus({ preventScroll: true });
         say("live");

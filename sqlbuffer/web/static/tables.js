@@ -3,7 +3,7 @@
   "use strict";
   const root = document.documentElement, kept = window.sqlbufferChoice("sqlbuffer-hidden-columns");
   // Before the page is painted.
-  root.dataset.hidden = kept.get() || "";
+  root.dataset.hidden = kept.get() ?? "ended";
 
   function startColumns() {
     for (const menu of document.querySelectorAll("[data-columns]")) {
@@ -82,7 +82,26 @@
     event.preventDefault();
   });
 
+  // Ages go on, from the one that the server wrote: the clocks may differ.
+  const UNITS = [[31557600, "y"], [86400, "d"], [3600, "h"], [60, "m"], [1, "s"]], written = new WeakMap();
+  function shortAge(seconds) {
+    const place = UNITS.findIndex(([length]) => seconds >= length);
+    if (place < 0) return "0s";
+    const [length, unit] = UNITS[place], n = Math.floor(seconds / length), rest = seconds - n * length;
+    const [finer, name] = UNITS[Math.min(place + 1, UNITS.length - 1)];
+    return n + unit + (n < 10 && rest >= finer ? ` ${Math.floor(rest / finer)}${name}` : "");
+  }
+  function tick() {
+    for (const age of document.querySelectorAll("time[data-seconds]")) {
+      if (!written.has(age)) { written.set(age, performance.now()); continue; }
+      const text = shortAge(Math.floor(+age.dataset.seconds + (performance.now() - written.get(age)) / 1000));
+      if (age.textContent !== text) age.textContent = text;
+    }
+  }
+  setInterval(() => { if (!document.hidden) tick(); }, 1000);
+
   function start() {
+    tick();
     startColumns();
     // On a narrow screen the tabs scroll.
     const tab = document.querySelector(".bar [aria-current]");

@@ -129,16 +129,16 @@ def test_hidden_columns_stay_hidden(runs, visit):
     page.get_by_label("agent").uncheck()
     page.get_by_label("took").uncheck()
     heads = page.locator("thead th:visible")
-    expect(heads).to_have_count(9)
+    expect(heads).to_have_count(8)
     page.get_by_role("link", name="Next 50").click()
     page.wait_for_url("**after=**")
     assert "agent" not in page.locator("thead").inner_text()
     page = browser.open("/episodes?buffer=talks")
-    assert page.locator("thead th:visible").count() == 9
+    assert page.locator("thead th:visible").count() == 8
     page.get_by_text("Columns", exact=True).click()
     assert not page.get_by_label("agent").is_checked()
     page.get_by_label("agent").check()
-    expect(heads).to_have_count(10)
+    expect(heads).to_have_count(9)
 
 
 def test_a_copy_has_whole_ids(runs, visit):

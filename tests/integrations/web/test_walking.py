@@ -54,7 +54,7 @@ def test_every_page_opens_next_to_a_running_writer(filled, visit):
     with running_writer(filled):
         seen = walk(browser)
     kinds = {path.partition("?")[0] for path in seen}
-    parts = {"/live", "/figures"} | {
+    parts = {"/live", "/episodes/live", "/figures"} | {
         path for path in routes() if path.endswith(".csv") or "{" in path
     }
     assert routes() - parts <= kinds
@@ -104,6 +104,34 @@ def test_figures_follow_the_writer_without_a_reload(filled, visit):
         cell = browser.page.locator("tr:has-text('running') td").first
         first = number(cell.inner_text())
         wait_until(lambda: number(cell.inner_text()) > first, "more steps")
+
+
+def test_a_list_of_episodes_counts_newer_ones_and_shows_them(filled, visit):
+    page = visit(filled).open("/episodes?buffer=talks")
+    n = page.locator("tbody tr").count()
+    wait_until(lambda: page.inner_text("[data-live-note]") == "live", "a live list")
+    with ReplayBuffer(filled, "talks") as buffer:
+        buffer.store_batch([*talk("newer", 2, episode="newer")])
+    page.get_by_text("1 newer, show").click()
+    page.wait_for_selector("tr:has-text('newer')")
+    assert page.locator("tbody tr").count() == n + 1
+
+
+def test_brackets_go_to_the_next_and_the_previous_episode(filled, visit):
+    page = visit(filled).open("/episodes?buffer=talks&sort=oldest")
+    page.locator("tbody a").first.click()
+    page.wait_for_selector("h1:has-text('e0')")
+    page.keyboard.press("]")
+    page.wait_for_selector("h1:has-text('e1')")
+    page.keyboard.press("[")
+    page.wait_for_selector("h1:has-text('e0')")
+
+
+def test_ages_go_on(filled, visit):
+    page = visit(filled).open("/episodes?buffer=talks")
+    age = page.locator("td[data-col=began] time").first
+    first = age.inner_text()
+    wait_until(lambda: age.inner_text() != first, "an older age")
 
 
 def test_the_facts_of_a_buffer_are_those_of_the_database(filled, visit):
