@@ -334,7 +334,7 @@ def test_the_lines_of_curves_and_of_draws_find_what_these_show(
     client = client_of(schema_url)
     text = client.get(address("/episodes", buffer="default", q="episode=e2")).text
     (link,) = re.findall(r'<a href="([^"]+)"><span class="id">e2</span></a>', text)
-    shown = client.get(f"{html.unescape(link)}?view=draws").text
+    shown = client.get(f"{html.unescape(link)}&view=draws").text
     found = json.loads(found_by(lines_of(shown)[0], "--json"))
     # The columns: step, batch, when, clock, sampler, place, rows.
     wanted = [(line[1], line[4], line[5]) for line in rows_of(shown)]
@@ -342,7 +342,7 @@ def test_the_lines_of_curves_and_of_draws_find_what_these_show(
         (str(each["batch_id"]), each["sampler"], str(each["position"])) for each in found
     ] == wanted
     assert wanted
-    (line,) = lines_of(client.get(f"{html.unescape(link)}?view=curves").text)
+    (line,) = lines_of(client.get(f"{html.unescape(link)}&view=curves").text)
     # The URL is shown without its password, and that of the tests may have one.
     exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({schema_url!r}", line), {})
     printed = capsys.readouterr().out.splitlines()
