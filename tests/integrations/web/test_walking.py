@@ -189,7 +189,7 @@ def test_the_groups_next_to_a_writer_are_those_of_sql(filled, visit):
     with running_writer(filled):
         browser.open("/groups?buffer=arrays")
         shown = browser.cells()
-        browser.page.click("main table a")
+        browser.page.click("main table tbody a")
         browser.page.wait_for_url("**/group?**")
         best = [number(cells[1]) for cells in browser.cells()]
     wanted = sql.run(filled, question)
