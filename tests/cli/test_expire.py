@@ -71,8 +71,7 @@ def test_limits_of_age_and_size_are_set_and_expire_applies_them(run, aged):
     assert "5 of 8 rows leave buffer 'aged' for good" in result.stderr
     result = run("resize", aged, "--max-age", "7d", "--max-bytes", "1 GB", "--yes")
     assert result.stdout == (
-        "buffer 'aged': age unlimited -> 604,800 s, size unlimited -> 1 GB; 5 rows left it, it "
-        "holds 3\n"
+        "buffer 'aged': age unlimited -> 7 d, size unlimited -> 1 GB; 5 rows left it, it holds 3\n"
     )
     assert run("expire", aged).stdout == "buffer 'aged': no rows left, it holds 3\n"
     let_pass(aged, 7 * 24 * HOUR + 10)
@@ -83,7 +82,7 @@ def test_limits_of_age_and_size_are_set_and_expire_applies_them(run, aged):
         "buffer 'other': no rows left, it holds 0",
     ]
     assert (
-        "age 604,800 s -> unlimited"
+        "age 7 d -> unlimited"
         in run("resize", aged, "--max-age", "unlimited", "--buffer", "aged").stdout
     )
     assert run("expire", aged, "--every", "soon").exit_code == 2
@@ -97,7 +96,7 @@ def test_a_clock_that_moved_is_named_and_accepted(run, aged):
     assert "no rows left, it holds 3" in run("expire", aged).stdout
     doctor = run("doctor", aged).stdout
     assert re.search(
-        r"max_age of 'aged'.*the clock of the database moved by 31,5\d\d,\d\d\d s", doctor
+        r"max_age of 'aged'.*the database's clock was set by 31,5\d\d,\d\d\d s", doctor
     )
     assert "--buffer aged --accept-clock" in doctor
     assert "no rows left" in run("expire", aged, "--buffer", "aged", "--accept-clock").stdout
@@ -105,6 +104,6 @@ def test_a_clock_that_moved_is_named_and_accepted(run, aged):
     query(aged, "UPDATE clock_looks SET clock_id = 'another machine'")
     set_clock(aged, 4 * 24 * HOUR)
     run("expire", aged)
-    assert "no process looked at the buffer for 345," in run("doctor", aged).stdout
+    assert re.search(r"345,\d\d\d s passed by the database's clock", run("doctor", aged).stdout)
     let_pass(aged, 4 * 24 * HOUR)
     assert "3 too old rows left" in run("expire", aged, "--accept-clock").stdout
