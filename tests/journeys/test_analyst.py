@@ -102,7 +102,7 @@ def test_finds_the_answers(terminal: Terminal, database_url: str) -> None:
     assert "in its column `fields`, and v_fields lists all" in wrong.err
     wrong = terminal(f"sqlbuffer sql {url} 'SELECT * FROM experience_view'")
     assert wrong.code == 1
-    assert "finds v_buffers, v_tasks" in wrong.err
+    assert "did you mean experiences?" in wrong.err
     wrong = terminal(f"sqlbuffer sql {url} 'DELETE FROM v_experiences'")
     assert wrong.code == 1
     assert "`sqlbuffer sql` only reads" in wrong.err

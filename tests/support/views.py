@@ -32,9 +32,8 @@ def shown(url: str, name: str, views: Iterable[str] = STEP_VIEWS) -> dict[str, l
     """Return what views show of a buffer, by view, in the same order for equal contents."""
     found = {view: _rows(url, f"SELECT * FROM {view} WHERE buffer = :name", name) for view in views}
     of_buffer = f"SELECT {', '.join(_OF_BUFFERS)} FROM v_buffers WHERE buffer = :name"
-    # A group counts rollouts of which steps had left before a copy.
-    groups = [{"group_id": group["group_id"]} for group in found.get("v_groups", ())]
-    found |= {"v_groups": groups} if "v_groups" in found else {}
+    # A group counts rollouts that have left before a copy, until triggers forget them.
+    found.pop("v_groups", None)
     return {**found, "v_buffers": _rows(url, of_buffer, name)}
 
 

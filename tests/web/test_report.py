@@ -76,7 +76,7 @@ def test_has_the_best_and_the_worst_episodes_and_the_groups(schema_url):
         ["t1", "25", "25", "1", "49", "48"],
         ["t0", "25", "24", "0", "48", "48"],
     ]
-    assert text.count("data-curve=") == 3
+    assert text.count("data-curve=") == 4
 
 
 def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_left_out(schema_url):

@@ -1,6 +1,11 @@
 """How many steps left a buffer, by hour and reason: a row for each process, so that none is hot."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
 from sqlalchemy import BigInteger, Column, Connection, Table, text
+from sqlalchemy.exc import OperationalError
 
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.schema.metadata import KEY, UUID, buffer_key, metadata
@@ -69,7 +74,24 @@ def count_evictions(
     """
     if n_steps > 0:
         values = {"id": buffer_id, "reason": reason, "writer": writer, "n": n_steps}
-        connection.execute(_ADD[connection.dialect.name], values)
+        _add(connection, values)
+
+
+def _sqlite_add(connection: Connection, values: Mapping[str, Any]) -> None:
+    connection.execute(_ADD["sqlite"], values)
+
+
+def _postgresql_add(connection: Connection, values: Mapping[str, Any]) -> None:
+    # Deleting must work where the disk has no room for a count.
+    try:
+        with connection.begin_nested():
+            connection.execute(_ADD["postgresql"], values)
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.DiskFull):
+            raise
+
+
+_add = by_database(sqlite=_sqlite_add, postgresql=_postgresql_add)
 
 
 def _sqlite_fold(connection: Connection, buffer_id: int) -> None:

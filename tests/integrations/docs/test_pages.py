@@ -138,6 +138,8 @@ def test_schema(read, postgres_url, rollouts, postgres_programs):
             buffer.store_batch(
                 [make_array_row(task=n // 4, step=n % 4, episode_id=str(n % 2)) for n in range(12)]
             )
+            meta = next(iter(buffer)).exp_meta
+            buffer.end_episode(meta.episode_id, meta.task_id)
     urls = {SERVER_URL: postgres_url, ADMIN_URL: postgres_url, "alice": _login_of(rollouts)}
     page = read("docs/reference/views.md", urls, programs=postgres_programs)
     page.names["engine"].dispose()
