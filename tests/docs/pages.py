@@ -103,7 +103,9 @@ class Reader:
 
     def _run_sql(self, statement: str) -> None:
         if re.sub(r"(--.*\n|\s)+", " ", statement).lstrip().startswith(("SELECT", "WITH")):
-            assert sql.run(SQLITE_URL, statement), statement
+            found = sql.run(SQLITE_URL, statement)
+            # Questions of the reference are about more than a test stores; they have their own.
+            assert found or self.document.startswith("docs/reference/"), statement
         else:
             sql.run(SQLITE_URL, statement)
 
