@@ -67,6 +67,27 @@ def test_a_copy_shows_in_every_view_what_its_source_shows(
     assert len(target) == len(list(target))
 
 
+def test_a_copy_of_whole_groups_has_their_figures(urls: tuple[str, str]) -> None:
+    source = ReplayBuffer(urls[0], "source", fields={"x": "int64"})
+    for n in range(12):
+        reward = [0.25 * n, 1.0]
+        source.store_episode(
+            {"x": [n, n], "reward": reward}, task_id=f"t{n % 3}", group_id=f"g{n % 4}"
+        )
+    target = emptied(source, urls[1])
+    source.copy_to(target)
+    figures = (
+        "SELECT task_id, group_id, rollouts, steps, return_mean, return_min, return_max, "
+        "return_spread, return_variance, incomplete, late FROM v_groups WHERE buffer = :name "
+        "ORDER BY group_id"
+    )
+    groups = run(urls[0], figures, name="source")
+    assert len(groups) == 4
+    assert run(urls[1], figures, name="copy") == [
+        (*row[:4], *map(pytest.approx, row[4:9]), *row[9:]) for row in groups
+    ]
+
+
 @pytest.mark.thorough
 def test_a_copy_of_leased_rows_has_their_uses_and_none_of_their_leases(
     urls: tuple[str, str],

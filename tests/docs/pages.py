@@ -104,8 +104,8 @@ class Reader:
     def _run_sql(self, statement: str) -> None:
         if re.sub(r"(--.*\n|\s)+", " ", statement).lstrip().startswith(("SELECT", "WITH")):
             found = sql.run(SQLITE_URL, statement)
-            # Questions of the reference are about more than a test stores; they have their own.
-            assert found or self.document.startswith("docs/reference/"), statement
+            # `tests/storage/plans/test_questions.py` has something to find for these.
+            assert found or self.document == "docs/reference/views.md", statement
         else:
             sql.run(SQLITE_URL, statement)
 

@@ -32,8 +32,10 @@ def shown(url: str, name: str, views: Iterable[str] = STEP_VIEWS) -> dict[str, l
     """Return what views show of a buffer, by view, in the same order for equal contents."""
     found = {view: _rows(url, f"SELECT * FROM {view} WHERE buffer = :name", name) for view in views}
     of_buffer = f"SELECT {', '.join(_OF_BUFFERS)} FROM v_buffers WHERE buffer = :name"
-    # A group counts rollouts that have left before a copy, until triggers forget them.
-    found.pop("v_groups", None)
+    if "v_groups" in found:
+        # Its figures count what was written, also what had left before a copy.
+        names = ("group_id", "incomplete", "late")
+        found["v_groups"] = [{name: row[name] for name in names} for row in found["v_groups"]]
     return {**found, "v_buffers": _rows(url, of_buffer, name)}
 
 

@@ -30,7 +30,7 @@ def test_an_example_reads_no_more_than_it_has_to(unchanged_url, layout, number):
     statement = statement.replace("%", "%%")
     watch = watched(unchanged_url, tables=STEP_TABLES)
     with watch, watch.engine.connect() as connection:
-        connection.exec_driver_sql(statement).all()
+        assert connection.exec_driver_sql(statement).all(), question
         connection.rollback()
     if not is_slow and not any(view in statement for view in COUNTING):
         assert watch.rows_scanned + watch.rows_fetched < MOST_STEPS_READ, question

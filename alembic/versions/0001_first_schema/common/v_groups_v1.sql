@@ -1,6 +1,8 @@
 -- The groups that triggers keep, so no step is read. Tasks whose steps have no episode, and groups
 -- whose episodes were all aborted, are not among them, and come second. Each column that groups do
--- not keep is a separate lookup: a query pays only for the columns that it selects.
+-- not keep is a separate lookup: a query pays only for the columns that it selects. Triggers keep
+-- groups for longer than their steps. One without a step in the window is not shown: the end of a
+-- window that moves by row tells, and elsewhere a look at the steps of its rollouts.
 CREATE VIEW v_groups AS
 SELECT b.name AS buffer,
     (SELECT r.task_id FROM rollout_stats r WHERE r.buffer_id = g.buffer_id AND r.group_id = g.group_id ORDER BY r.buffer_id, r.group_id, coalesce(r.reward, r."return"), r.first_seq LIMIT 1) AS task_id,
@@ -23,7 +25,9 @@ SELECT b.name AS buffer,
 FROM group_stats g
 JOIN buffers b ON b.id = g.buffer_id
 JOIN v_windows w ON w.buffer_id = g.buffer_id
-WHERE EXISTS (SELECT 1 FROM rollout_stats r WHERE r.buffer_id = g.buffer_id AND r.group_id = g.group_id AND r.last_seq > w.low_seq)
+WHERE EXISTS (SELECT 1 FROM rollout_stats r WHERE r.buffer_id = g.buffer_id AND r.group_id = g.group_id AND r.last_seq > w.low_seq
+    AND (w.evict_unit = 'row' OR r.episode_id = 0 OR EXISTS (SELECT 1 FROM experiences x WHERE x.buffer_id = r.buffer_id AND x.episode_id = r.episode_id)
+        OR EXISTS (SELECT 1 FROM chunks x WHERE x.buffer_id = r.buffer_id AND x.episode_id = r.episode_id)))
 UNION ALL
 SELECT b.name, min(r.task_id), r.group_id, CAST(max(CASE WHEN r.episode_id = 0 THEN 1 ELSE 0 END) AS bigint), CAST(sum(r.length) AS bigint),
     sum(CASE WHEN r.episode_id = 0 THEN r."return" END), sum(CASE WHEN r.episode_id = 0 THEN r."return" END),
@@ -35,5 +39,10 @@ FROM rollout_stats r
 JOIN buffers b ON b.id = r.buffer_id
 JOIN v_windows w ON w.buffer_id = r.buffer_id
 WHERE (r.episode_id = 0 OR r.is_aborted) AND r.last_seq > w.low_seq
+  AND (w.evict_unit = 'row' OR CASE WHEN r.episode_id > 0
+      THEN EXISTS (SELECT 1 FROM experiences x WHERE x.buffer_id = r.buffer_id AND x.episode_id = r.episode_id)
+          OR EXISTS (SELECT 1 FROM chunks x WHERE x.buffer_id = r.buffer_id AND x.episode_id = r.episode_id)
+      ELSE EXISTS (SELECT 1 FROM experiences x WHERE x.buffer_id = r.buffer_id AND x.task_id = r.task_id)
+          OR EXISTS (SELECT 1 FROM chunks x WHERE x.buffer_id = r.buffer_id AND x.task_id = r.task_id) END)
   AND NOT EXISTS (SELECT 1 FROM group_stats g WHERE g.buffer_id = r.buffer_id AND g.group_id = r.group_id)
 GROUP BY b.name, r.buffer_id, r.group_id
