@@ -136,7 +136,7 @@ def test_writes_one_file_and_replaces_it_when_told_to(run, filled, tmp_path):
     assert again.exit_code == 2
     assert "--overwrite replaces it" in again.stderr
     assert run("report", filled, "-o", str(path), "--overwrite", "-b", "talks").exit_code == 0
-    assert "<h1>arrays</h1>" not in path.read_text(encoding="utf-8")
+    assert ">arrays</h1>" not in path.read_text(encoding="utf-8")
     assert [each.name for each in tmp_path.glob("*.html")] == ["out.html"]
     assert not list(tmp_path.glob(".out*"))
 

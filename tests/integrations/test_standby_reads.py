@@ -118,7 +118,7 @@ def test_doctor_says_that_it_is_a_standby(run):
 
 def test_commands_export_and_report(run, urls, tmp_path):
     run("report", "-o", "report.html")
-    assert "<h1>walks</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ">walks</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
     exported = run("export", urls[1], "out", "-b", "rows")
     assert ": 20 steps" in exported
 

@@ -137,7 +137,7 @@ def _fill_all(url: str) -> ReplayBuffer:
 # Of the buffer, and not of a row.
 OF_BUFFER = {
     "sessions", "samples", "flow", "flow_history", "leases", "applied_writes", "change_log",
-    "change_log_starts",
+    "change_log_starts", "eviction_counts",
 }  # fmt: skip
 
 
