@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psycopg
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -31,6 +30,7 @@ from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import driver_of, is_joined
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects import at_once, by_database
