@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from sqlbuffer.arguments import LEASE_S
 from sqlbuffer.checks import (
     checked_duration,
     checked_flag,
@@ -32,7 +33,7 @@ from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.work import NewWork, TakenWork
 from sqlbuffer.waits import pause
 
-LEASE_S, MAX_ATTEMPTS = 300.0, 5
+MAX_ATTEMPTS = 5
 MOST_TASKS, MOST_SIBLINGS, MOST_ITEMS = 1_000_000, 100_000, 10_000
 MAX_GROUP = 450  # bytes: the ids of its episodes have two numbers behind it
 MAX_REASON = 1_000

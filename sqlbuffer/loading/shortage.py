@@ -8,7 +8,6 @@ from sqlbuffer.batches.forms import Form, TransitionForm
 from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.storage.inspect.listings import undrawn_rows
 from sqlbuffer.storage.store import BufferStore
 
 _IN_NO_EPISODE = (
@@ -69,6 +68,8 @@ def shortage(
         sampler: Sampler that chose the rows.
         form: Form of the arrays that are made of them; None: they are returned as rows.
     """
+    from sqlbuffer.storage.inspect.listings import undrawn_rows
+
     limits, causes = store.info.config.sampling, []
     # The draw was too small; raise that error even if the other rows cannot be counted.
     with suppress(StorageError):

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
-from sqlbuffer.config import Settings
+from sqlbuffer.config import DEFAULT_URL, url_of_environment
 from sqlbuffer.errors import StorageReadOnlyError, URLError
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.sqlite import listen_to_connections, prepare, warn_of_network
@@ -84,7 +84,7 @@ def resolve_url(url: Database) -> URL:
     """
     if isinstance(url, Engine):
         url = url.url
-    named = url if url is not None else Settings().url
+    named = url if url is not None else url_of_environment() or DEFAULT_URL
     resolved = url_of_path(named) or parsed_url(named)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
@@ -110,7 +110,7 @@ def log_default(url: URL, name: str) -> None:
         name: The buffer.
     """
     global _is_logged
-    if "url" in Settings().model_fields_set:
+    if url_of_environment():
         logger.info("buffer %r is in %s, by SQLBUFFER_URL", name, shown_url(url))
     elif not _is_logged:
         _is_logged = True

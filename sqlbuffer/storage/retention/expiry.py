@@ -28,8 +28,8 @@ from sqlbuffer.storage.dialects import hurried
 from sqlbuffer.storage.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import episode_states
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.leases.retirement import retire
+from sqlbuffer.storage.leases.tables import not_leased
 from sqlbuffer.storage.retention.eviction import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
