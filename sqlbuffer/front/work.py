@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -343,7 +342,7 @@ class Work:
             item.task_id, agent_id, item.episode_id, model_version, session_id, item.group_id,
             parent_id, casting, meta,
         )  # fmt: skip
-        beginning = replace(made, attempt=item.attempt, writer=str(uuid4()), item_id=item.id)
+        beginning = made._replace(attempt=item.attempt, writer=str(uuid4()), item_id=item.id)
         work.begin_episode(self.store, item, beginning)
         read = partial(self._read, beginning.key, beginning.task_id)
         return self._step_writer.begun(beginning, casting, read)

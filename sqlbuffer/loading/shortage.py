@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlbuffer.batches.forms import Form, TransitionForm
 from sqlbuffer.errors import InsufficientDataError, StorageError
@@ -15,8 +15,7 @@ _IN_NO_EPISODE = (
 )
 
 
-@dataclass(frozen=True)
-class Shortage:
+class Shortage(NamedTuple):
     """Why too few rows are drawn, as parts of a message.
 
     Attributes:

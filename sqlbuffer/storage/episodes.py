@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
@@ -722,7 +721,7 @@ def begin_whole(
     Raises:
         EpisodeExistsError: The episode is open, or was aborted.
     """
-    beginning = replace(beginnings[key], agent_id=first.agent_id, model_version=first.model_version)
+    beginning = beginnings[key]._replace(agent_id=first.agent_id, model_version=first.model_version)
     while True:
         held = free_episode(connection, buffer_id, *key)
         if held is not None:

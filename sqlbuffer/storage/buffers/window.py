@@ -3,9 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -63,8 +62,7 @@ windows = table(
 _chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
 
-@dataclass(frozen=True)
-class BufferWindow:
+class BufferWindow(NamedTuple):
     """The rows of a buffer: those with low < seq <= high; `n_added` fields have been added."""
 
     max_capacity: int | None
@@ -78,8 +76,7 @@ class BufferWindow:
     n_added: int
 
 
-@dataclass(frozen=True)
-class SampledWindow:
+class SampledWindow(NamedTuple):
     """The rows that may be sampled, low < seq <= high, and the state that limits depend on.
 
     Attributes:

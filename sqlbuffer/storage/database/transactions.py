@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, event
 
@@ -50,8 +49,7 @@ _SYNCHRONOUS_COMMIT = {
 }
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """Options of a new transaction.
 
     Attributes:

@@ -8,9 +8,8 @@ quarantine stay, and leased rows.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
 from sqlalchemy.sql.elements import ColumnElement
@@ -54,8 +53,7 @@ Leaving = tuple[int, Removed]
 Writing = Callable[[Callable[[Connection], Leaving]], Leaving]
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     seq: int
     episode_id: int | None
     t: int | None
