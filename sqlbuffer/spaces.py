@@ -3,9 +3,10 @@
 import base64
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,8 @@ def gymnasium_package(caller: str) -> Any:
     return gymnasium
 
 
-class SpaceField(NamedTuple):
+@dataclass(frozen=True)
+class SpaceField:
     """A field of a step, and its place in an observation or action.
 
     Attributes:
@@ -583,7 +585,7 @@ def _tree(name: str, node: Node, at: SpaceField) -> Any:
         )
     if kind == "Sequence":
         how = "stacked" if node.get("stack") else "items"
-        return _tree(name, node["space"], at._replace(kind=how))
+        return _tree(name, node["space"], replace(at, kind=how))
     if kind == "Graph":
         return _graph(name, node, at)
     if kind not in _FIXED:
@@ -591,17 +593,17 @@ def _tree(name: str, node: Node, at: SpaceField) -> Any:
     dtype, shape = _form_of(node)
     items = (VARIABLE,) if at.is_variable else ()
     text = "text" if kind == "Text" and not at.is_variable else at.kind
-    return at._replace(name=name, dtype=dtype, shape=(*items, *shape), kind=text)
+    return replace(at, name=name, dtype=dtype, shape=(*items, *shape), kind=text)
 
 
 def _in(at: SpaceField, key: Any) -> SpaceField:
     if at.is_variable:
-        return at._replace(inner=(*at.inner, key))
-    return at._replace(path=(*at.path, key))
+        return replace(at, inner=(*at.inner, key))
+    return replace(at, path=(*at.path, key))
 
 
 def _graph(name: str, node: Node, at: SpaceField) -> dict[str, Any]:
-    inside = at._replace(kind="stacked")
+    inside = replace(at, kind="stacked")
     tree = {"nodes": _tree(f"{name}_nodes", node["nodes"], _in(inside, 0))}
     if node.get("edges") is not None:
         tree["edges"] = _tree(f"{name}_edges", node["edges"], _in(inside, 1))

@@ -67,8 +67,7 @@ def is_uuid(text: str) -> bool:
 LONGEST_KEY_BITS = 1_000  # about 300 digits
 # The parts of a step that are JSON, in the order of their columns.
 PAYLOADS = ("state", "actions", "messages", "extra")
-# Built at the first use: a process that draws arrays makes no rows.
-_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", defer_build=True)
+_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
 
 def _plain_scalar(value: Any) -> Any:

@@ -698,7 +698,7 @@ def several_tasks(key: str, tasks: Iterable[str]) -> FieldError:
 
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
     """Make the row of an episode; return False if it existed."""
-    values = {"buffer_id": buffer_id, **vars(beginning)}
+    values = {"buffer_id": buffer_id, **beginning._asdict()}
     return bool(connection.execute(INSERT_EPISODE, values).rowcount)
 
 
