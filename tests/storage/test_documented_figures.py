@@ -61,7 +61,7 @@ def test_the_how_to_pages_give_the_figures_that_the_code_has():
         return " ".join(text_of(f"docs/{page}.md").split())
 
     episodes = text("how-to/record-episodes")
-    flush, most = write_queue.FLUSH_BYTES >> 20, write_queue.MIRROR_BYTES >> 20
+    flush, most = write_queue.FLUSH_BYTES >> 20, write_queue.MAX_BYTES >> 20
     assert (
         f"when {min(write_queue.FLUSH_ROWS, MAX_PENDING // 2):,} steps or {flush} MiB" in episodes
     )
