@@ -26,7 +26,7 @@ from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
-from sqlbuffer.vector_writer import STEPS_OF_ENV, Begin, VectorWriter
+from sqlbuffer.vector_writer import STEPS_OF_ENV, Begin, RowWriter, VectorWriter
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -303,6 +303,20 @@ class StepWriter:
             n_envs, begin, encoding.block, store.layout, store.observation_layout, self._queue,
             casting, model_version, session_id,
         )  # fmt: skip
+
+    def rows(
+        self, names: Sequence[str], n_envs: int, begin: Callable[[int], EpisodeStart]
+    ) -> RowWriter:
+        """Return a writer of single steps of several environments that act together.
+
+        Args:
+            names: Fields of the steps; see `RowWriter`, also for the others.
+            n_envs: Number of environments.
+            begin: Begins an episode of one of them.
+        """
+        encoding = self._encoding
+        assert isinstance(encoding, ChunkEncoding)  # the buffer has typed fields
+        return RowWriter(names, n_envs, begin, encoding.block, self._store.layout, self._queue)
 
     def beginning(
         self,
