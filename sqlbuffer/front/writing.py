@@ -195,9 +195,12 @@ class StepWriter:
         episode_reward: float | None,
         casting: Casting,
         meta: Mapping[str, Any],
+        is_new: bool = False,
     ) -> EncodedSteps:
         """Return a whole episode given as columns in the form in which it is stored; see
         `ReplayBuffer.store_episode`.
+
+        With `is_new`, no other episode has the id, which is not looked for.
         """
         check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
@@ -217,7 +220,7 @@ class StepWriter:
         parent = None if parent_id is None else encode_parent(parent_id, key)
         start = EpisodeStart(key, task, "", None, text, group_id=group, parent_id=parent)
         beginnings = {(key, task): start}
-        whole = None if episode_id is None else (key, task)
+        whole = None if episode_id is None or is_new else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
 
