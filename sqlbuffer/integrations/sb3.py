@@ -40,6 +40,7 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
 
 try:
+    import torch
     from gymnasium import spaces
     from stable_baselines3.common.buffers import (
         BaseBuffer,
@@ -320,7 +321,9 @@ class SampleMaker:
         """
 
         def tensor(array: NDArray[Any]) -> Any:
-            return buffer.to_torch(array, copy=False)  # a batch shares no memory with the mirror
+            # A batch shares no memory with the mirror. `buffer.to_torch` takes twice as long.
+            made = torch.from_numpy(array)
+            return made if buffer.device.type == "cpu" else made.to(buffer.device)
 
         before, after = (
             self._observation(batch, prefix, buffer, env, tensor) for prefix in ("", NEXT)
@@ -331,7 +334,8 @@ class SampleMaker:
         dones = is_done.astype(np.float32).reshape(-1, 1)
         samples_type = DictReplayBufferSamples if self._fields.is_dict else ReplayBufferSamples
         if self._n_steps == 1:
-            rewards = buffer._normalize_reward(batch.reward.reshape(-1, 1), env)
+            rewards = batch.reward.reshape(-1, 1)
+            rewards = rewards if env is None else buffer._normalize_reward(rewards, env)
             discounts = None
         else:
             rewards, discounts = self._returns(batch, buffer, env)
@@ -345,7 +349,8 @@ class SampleMaker:
     ) -> Any:
         parts = self._fields.parts
         if not self._fields.is_dict:
-            return tensor(buffer._normalize_obs(batch[prefix + parts[0].field], env))
+            values = batch[prefix + parts[0].field]
+            return tensor(values if env is None else buffer._normalize_obs(values, env))
         values = {part.key: batch[prefix + part.field] for part in parts}
         return {key: tensor(array) for key, array in buffer._normalize_obs(values, env).items()}
 

@@ -832,14 +832,14 @@ class Cells:
                 return fields
             ends = np.cumsum(sizes).tolist()
             for i, end, size in zip(left, ends, sizes, strict=True):
-                columns[i] = {name: array[end - size : end] for name, array in fields.items()}
+                columns[i] = part = {name: of[end - size : end] for name, of in fields.items()}
                 if (key := cache_keys[i]) is not None:
-                    self.kept.put(key, columns[i])
+                    self.kept.put(key, part)
             if len(left) == len(runs):
                 return {name: fields[name] for name in names}
         return {name: np.concatenate([part[name] for part in columns if part]) for name in names}
 
-    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> Columns:
+    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Return fields of rows, each as a separate array."""
         return {name: rows[self._rows.names[name]].copy() for name in names}
 
