@@ -388,8 +388,8 @@ class WriteQueue(Generic[S, B]):
                 self._steps, self._endings = steps, endings
                 self._n_steps -= n_lost
                 self._size_bytes = sum(step.n_bytes for step in steps)
-            elif beginning.attempt > earlier.attempt:  # its next call raises, and no other one
-                self._refusals[earlier.writer] = _taken_here(earlier, beginning)
+            elif beginning.attempt > earlier.attempt:  # nothing is lost: only its own calls raise
+                self._refuse(earlier, _taken_here(earlier, beginning), is_lost=False)
 
     def leave(self, beginning: EpisodeStart) -> None:
         """Store what waits, and forget a writer: its episode is ended in another transaction.
@@ -412,9 +412,13 @@ class WriteQueue(Generic[S, B]):
             raise _taken_here(beginning, newest)
         self._beginnings[key] = beginning
 
-    def _refuse(self, beginning: EpisodeStart, refusal: EpisodeRefusedError) -> None:
-        """Keep the error of a writer whose steps were dropped. (The caller holds the mutex.)"""
-        self._refusals[beginning.writer] = self._unsaid[beginning.writer] = refusal
+    def _refuse(
+        self, beginning: EpisodeStart, refusal: EpisodeRefusedError, *, is_lost: bool = True
+    ) -> None:
+        """Keep the error of a writer; it has lost steps or not. (The caller holds the mutex.)"""
+        self._refusals[beginning.writer] = refusal
+        if is_lost:
+            self._unsaid[beginning.writer] = refusal
         while len(self._refusals) > MOST_REFUSALS:  # the database refuses the others again
             self._refusals.pop(next(iter(self._refusals)))
 
