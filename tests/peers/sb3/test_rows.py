@@ -166,6 +166,7 @@ def test_a_database_that_refuses_is_told_and_what_waits_is_stored_later(sqlite_u
             wait_until(lambda: "could not be stored yet" in caplog.text, "the timer fails")
             with pytest.raises(StorageError, match="no rows today"):
                 added(replay, 1, first=5)
+        replay.buffer.flush()
         added(replay, 4, first=6)
     assert lengths(sqlite_url) == [4, 4, 5, 5]
 
