@@ -575,10 +575,9 @@ class EpisodeCache:
             return kept[1]
 
     def put(self, key: CacheKey, columns: Columns) -> None:
-        """Keep copies of the fields of an episode."""
+        """Keep the fields of an episode."""
         if _size(columns) > self.max_bytes:
             return
-        columns = {name: column.copy() for name, column in columns.items()}
         with self._mutex:
             before = self._runs.pop((key.episode, key.last), None)
             if before is not None:
@@ -833,8 +832,8 @@ class Cells:
             ends = np.cumsum(sizes).tolist()
             for i, end, size in zip(left, ends, sizes, strict=True):
                 columns[i] = part = {name: of[end - size : end] for name, of in fields.items()}
-                if (key := cache_keys[i]) is not None:
-                    self.kept.put(key, part)
+                if is_kept and (key := cache_keys[i]) is not None:
+                    self.kept.put(key, {name: array.copy() for name, array in part.items()})
             if len(left) == len(runs):
                 return {name: fields[name] for name in names}
         return {name: np.concatenate([part[name] for part in columns if part]) for name in names}
