@@ -14,11 +14,12 @@ from sqlbuffer.display import shown
 from sqlbuffer.encoding.columns import FLAGS, GivenColumns, check_step_names
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.step_blocks import NO_EPISODE, StepBlock
+from sqlbuffer.encoding.step_blocks import NO_EPISODE, GrowingBlock, StepBlock
 from sqlbuffer.episode_writer import NewEpisodes
 from sqlbuffer.errors import BufferConfigError, EpisodeRefusedError, FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
 from sqlbuffer.processes import at_process_end
+from sqlbuffer.spaces import NEXT
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
@@ -607,6 +608,187 @@ class VectorWriter(NewEpisodes):
         n_open = int(np.count_nonzero(self._numbers != NO_EPISODE))
         state = f"{n_open} episodes open" if self._is_open else "closed"
         return f"VectorWriter({self.n_envs} environments, {state})"
+
+
+class RowWriter:
+    """Writes the steps of n environments, one step of each at a time, in a few microseconds.
+
+    Unlike `VectorWriter`, it takes arrays of known shapes, holds no step back, and needs
+    `next_<name>` of each observation: a step that does not begin with the observation after the
+    last one begins another episode. Use it from one thread at a time.
+
+    Args:
+        names: The fields of a step, all of fixed shape; others have their default.
+        n_envs: Number of environments.
+        begin: Begins an episode of an environment.
+        check: Checks the columns of a block of steps.
+        layout: The typed fields of the buffer.
+        queue: Stores the steps.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        n_envs: int,
+        begin: Callable[[int], EpisodeStart],
+        check: CheckBlock,
+        layout: Layout,
+        queue: WriteQueue[Any, Any],
+    ) -> None:
+        self._names, self._n_envs, self._begin = names, n_envs, begin
+        self._check, self._layout, self._queue = check, layout, queue
+        self._checked = -1  # number of the layout whose steps are not too large
+        self._pairs = [
+            (i, names.index(NEXT + name)) for i, name in enumerate(names) if NEXT + name in names
+        ]
+        self._n_begun = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        # Of each environment the number of its open episode, and the place of the block's row 0 in
+        # it, which is negative where it began later. Replaced, never changed.
+        self._numbers = np.full(self._n_envs, NO_EPISODE, np.int64)
+        self._firsts = np.zeros(self._n_envs, np.int64)
+        self._beginnings: dict[int, EpisodeStart] = {}  # of open ones; replaced, never changed
+        self._block: GrowingBlock | None = None
+
+    def add(
+        self,
+        values: Sequence[NDArray[Any]],
+        reward: NDArray[Any],
+        terminated: Sequence[bool],
+        truncated: Sequence[bool],
+    ) -> None:
+        """Add a step of each environment.
+
+        Args:
+            values: For each of the names an array of shape (n_envs, *shape), which is cast.
+            reward: Real numbers of shape (n_envs,).
+            terminated: Flags of episodes that end.
+            truncated: Flags of episodes that a time limit cuts.
+
+        Raises:
+            SQLBufferError: Earlier steps could not be stored, or an episode takes no more steps. No
+                step is added, and all open episodes end before it.
+        """
+        try:
+            self._check_episodes()
+            block = last = self._block
+            if block is None:
+                block = self._new_block()
+            for rows, dtype, value in zip(block.values, block.dtypes, values, strict=True):
+                rows.append((value if value.dtype == dtype else value.astype(dtype)).tobytes())
+            block.rewards += reward.tolist()
+            block.terminated += terminated
+            block.truncated += truncated
+            block.times.append(time.time())
+            numbers, beginnings = self._numbers, self._beginnings
+            endings: list[EpisodeEnd] = []
+            if last is not None and (resets := self._resets(block, last)):
+                numbers, beginnings = _without(numbers, beginnings, resets, endings)
+            begun: Sequence[EpisodeStart] = ()
+            if len(beginnings) < self._n_envs:
+                numbers, beginnings, begun = self._begun(block, numbers, beginnings)
+            if True in terminated or True in truncated:
+                ends = [env for env in range(self._n_envs) if terminated[env] or truncated[env]]
+                numbers, beginnings = _without(numbers, beginnings, ends, endings)
+            if not self._queue.grow(block, begun, endings):
+                block = self._queued(block, begun, endings)
+            self._numbers, self._beginnings, self._block = numbers, beginnings, block
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End all open episodes where they are."""
+        ended = self._beginnings.values()
+        self._forget()
+        if ended:
+            self._queue.add_blocks((), (), list(map(_end_of, ended)))
+
+    def _begun(
+        self, block: GrowingBlock, numbers: Integers, beginnings: dict[int, EpisodeStart]
+    ) -> tuple[Integers, dict[int, EpisodeStart], list[EpisodeStart]]:
+        """Begin episodes with the next row of a block, for environments without an open one."""
+        envs = np.flatnonzero(numbers == NO_EPISODE).tolist()
+        starts = {self._n_begun + k: self._begin(env) for k, env in enumerate(envs)}
+        self._n_begun += len(envs)
+        numbers, firsts = numbers.copy(), self._firsts.copy()
+        numbers[envs], firsts[envs] = [*starts], -block.n_rows
+        self._firsts = firsts
+        block.beginnings = {**block.beginnings, **starts}
+        block.runs.append((block.n_rows, numbers, firsts))
+        return numbers, {**beginnings, **starts}, [*starts.values()]
+
+    def _queued(
+        self, block: GrowingBlock, begun: Sequence[EpisodeStart], endings: Sequence[EpisodeEnd]
+    ) -> GrowingBlock:
+        """Return a new block with the row that a block does not have yet; it waits."""
+        self._queue.wait_for_room(self._n_envs)
+        self._queue.raise_error()
+        if block.n_rows:
+            self._firsts = self._firsts + block.n_rows
+            block = block.next_block()
+        block.n_rows = 1
+        self._queue.add_blocks([block], begun, endings)
+        return block
+
+    def _new_block(self) -> GrowingBlock:
+        layout = self._layout.fixed
+        if layout.number != self._checked:
+            one = {name: np.zeros((1, *layout.specs[name].shape)) for name in self._names}
+            _, layout = self._check(one, "unsafe", False)
+            self._checked = layout.number
+        return GrowingBlock(self, layout, self._names, self._n_envs, self._beginnings)
+
+    def _resets(self, block: GrowingBlock, last: GrowingBlock) -> list[int]:
+        """Return the environments with an open episode that the next row of a block does not
+        continue, given the block of the row before.
+        """
+        resets: list[int] = []
+        row, row_before = block.n_rows, last.n_rows - 1
+        for observed, following in self._pairs:
+            now, then = block.values[observed][row], last.values[following][row_before]
+            if now != then:  # bytes, because NaN does not equal itself
+                size = len(now) // self._n_envs
+                resets += [
+                    env
+                    for env, number in enumerate(self._numbers.tolist())
+                    if number != NO_EPISODE
+                    and now[env * size :][:size] != then[env * size :][:size]
+                ]
+        return list(dict.fromkeys(resets))
+
+    def _check_episodes(self) -> None:
+        """Raise the error of an open episode that takes no more steps; forget the episode."""
+        try:
+            self._queue.check_each(self._beginnings.values())
+        except EpisodeRefusedError as refusal:
+            keys = set(refusal.episodes)
+            self._beginnings = {
+                number: of
+                for number, of in self._beginnings.items()
+                if (of.key, of.task_id) not in keys
+            }
+            raise
+
+
+def _without(
+    numbers: Integers,
+    beginnings: dict[int, EpisodeStart],
+    envs: Sequence[int],
+    endings: list[EpisodeEnd],
+) -> tuple[Integers, dict[int, EpisodeStart]]:
+    """Return the episodes of environments without those of some, whose ends are noted."""
+    numbers, beginnings = numbers.copy(), beginnings.copy()
+    for env in envs:
+        endings.append(_end_of(beginnings.pop(int(numbers[env]))))
+        numbers[env] = NO_EPISODE
+    return numbers, beginnings
+
+
+def _end_of(beginning: EpisodeStart) -> EpisodeEnd:
+    return EpisodeEnd(beginning.key, beginning.task_id, "complete", None)
 
 
 def _rows_of(values: Any, rows: Integers) -> Any:

@@ -21,7 +21,7 @@ from sqlbuffer.encoding.column_chunks import (
     pack_ranges,
     step_payloads,
 )
-from sqlbuffer.encoding.columns import GivenColumns
+from sqlbuffer.encoding.columns import GivenColumns, check_columns
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.packing import Layout
 
@@ -106,6 +106,122 @@ class StepBlock:
         truncated = np.zeros(len(self.numbers), bool) if truncated is None else truncated.copy()
         truncated[places] = True
         return replace(self, columns=replace(self.columns, truncated=truncated))
+
+
+class GrowingBlock:
+    """A block to whose end its writer adds rows while it waits: a row is a step of each
+    environment.
+
+    The writer appends the values of a row, which the block does not have yet. The `WriteQueue` then
+    counts it.
+
+    Args:
+        writer: See `StepBlock`.
+        layout: The typed fields, as they are now.
+        names: The fields that steps have, all of fixed shape; others have their default.
+        n_envs: Number of environments.
+        beginnings: The open episodes by number.
+
+    Attributes:
+        dtypes: The dtypes of the named fields.
+        values: For each of them a list with the bytes of each row.
+        rewards: A number for each step.
+        terminated: A flag for each step.
+        truncated: A flag for each step.
+        times: When each row was made, in seconds since 1970.
+        runs: Rows with the same episodes: the first row; and of each environment, in arrays of
+            shape (n_envs,), the number of its episode and the place of row 0 in it, which may be
+            negative.
+        beginnings: The episodes by number; also others. Replaced, never changed.
+        n_rows: Number of rows that the block has.
+    """
+
+    def __init__(
+        self,
+        writer: object,
+        layout: Layout,
+        names: Sequence[str],
+        n_envs: int,
+        beginnings: Mapping[int, EpisodeStart],
+    ) -> None:
+        self._writer, self._layout, self._names = writer, layout, names
+        self.row_steps, self.row_bytes = n_envs, n_envs * layout.size_bytes
+        self.dtypes = [layout.specs[name].dtype for name in names]
+        self.values: list[list[bytes]] = [[] for _ in names]
+        self.rewards: list[float] = []
+        self.terminated: list[bool] = []
+        self.truncated: list[bool] = []
+        self.times: list[float] = []
+        self.runs: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
+        self.beginnings = beginnings
+        self.n_rows = 0
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps."""
+        return self.n_rows * self.row_steps
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of their typed fields."""
+        return self.n_rows * self.row_bytes
+
+    @property
+    def episodes(self) -> Collection[tuple[str, str]]:
+        """The episodes that the steps may be of."""
+        return [(of.key, of.task_id) for of in self.beginnings.values()]
+
+    def without(
+        self, episodes: AbstractSet[tuple[str | None, str]]
+    ) -> "GrowingBlock | StepBlock | None":
+        """Return the steps of other episodes; None if there are none."""
+        return self if episodes.isdisjoint(self.episodes) else self.steps().without(episodes)
+
+    def split(self, n_steps: int) -> tuple[StepBlock, StepBlock]:
+        """Return the first steps, and the others; there are more."""
+        return self.steps().split(n_steps)
+
+    def next_block(self) -> "GrowingBlock":
+        """Return another block with the values of the row that this block does not have yet."""
+        block = GrowingBlock(
+            self._writer, self._layout, self._names, self.row_steps, self.beginnings
+        )
+        for of_block, of_this in zip(block._lists, self._lists, strict=True):
+            of_block += of_this[len(of_this) * self.n_rows // (self.n_rows + 1) :]
+        _, numbers, firsts = self.runs[-1]
+        block.runs.append((0, numbers, firsts + self.n_rows))
+        return block
+
+    @property
+    def _lists(self) -> list[list[Any]]:
+        return [*self.values, self.rewards, self.terminated, self.truncated, self.times]
+
+    def steps(self) -> StepBlock:
+        """Return the rows that the block has now, as its steps."""
+        n, n_steps, layout = self.n_rows, self.n_steps, self._layout
+        columns: dict[str, NDArray[Any]] = {}
+        for name, rows in zip(self._names, self.values, strict=True):
+            spec = layout.specs[name]
+            array = np.frombuffer(b"".join(rows[:n]), spec.dtype)
+            columns[name] = array.reshape(n_steps, *spec.shape)
+        columns["reward"] = np.array(self.rewards[:n_steps], np.float64)
+        columns["terminated"] = np.array(self.terminated[:n_steps], bool)
+        columns["truncated"] = np.array(self.truncated[:n_steps], bool)
+        given = check_columns(layout, columns, "same_kind")
+        first_rows, numbers, firsts = zip(*(run for run in self.runs if run[0] < n), strict=True)
+        lengths = np.diff([*first_rows, n])
+        places = np.repeat(firsts, lengths, axis=0) + np.arange(n)[:, None]
+        return StepBlock(
+            self._writer,
+            checked_steps(layout, given, _NO_LIMIT, copy=False),
+            np.tile(np.arange(self.row_steps), n),
+            np.repeat(numbers, lengths, axis=0).reshape(-1),
+            places.reshape(-1),
+            np.repeat(self.times[:n], self.row_steps),
+            self.beginnings,
+            layout.number,
+            layout.size_bytes,
+        )
 
 
 def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[PackedChunk]:

@@ -18,7 +18,12 @@ from sqlbuffer.encoding.columns import GivenColumns, check_columns, encode_colum
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, StepEncoder
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record, encode_rows
-from sqlbuffer.encoding.step_blocks import StepBlock, checked_steps, pack_step_blocks
+from sqlbuffer.encoding.step_blocks import (
+    GrowingBlock,
+    StepBlock,
+    checked_steps,
+    pack_step_blocks,
+)
 from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
@@ -195,11 +200,12 @@ class ChunkEncoding:
 
     def waiting(
         self,
-        steps: Sequence[PackedStep | StepBlock],
+        steps: Sequence[PackedStep | StepBlock | GrowingBlock],
         endings: Sequence[EpisodeEnd],
         beginnings: Beginnings,
     ) -> ChunkBatch:
         """Return a batch of steps; see `RowEncoding.waiting`."""
+        steps = [step.steps() if isinstance(step, GrowingBlock) else step for step in steps]
         singles = [step for step in steps if isinstance(step, PackedStep)]
         blocks = [step for step in steps if isinstance(step, StepBlock)]
         packed = pack_steps(self._layout, singles)

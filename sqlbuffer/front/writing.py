@@ -26,7 +26,7 @@ from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
-from sqlbuffer.vector_writer import STEPS_OF_ENV, Begin, VectorWriter
+from sqlbuffer.vector_writer import STEPS_OF_ENV, Begin, RowWriter, VectorWriter
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -195,9 +195,12 @@ class StepWriter:
         episode_reward: float | None,
         casting: Casting,
         meta: Mapping[str, Any],
+        is_new: bool = False,
     ) -> EncodedSteps:
         """Return a whole episode given as columns in the form in which it is stored; see
         `ReplayBuffer.store_episode`.
+
+        With `is_new`, no other episode has the id, which is not looked for.
         """
         check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
@@ -217,7 +220,7 @@ class StepWriter:
         parent = None if parent_id is None else encode_parent(parent_id, key)
         start = EpisodeStart(key, task, "", None, text, group_id=group, parent_id=parent)
         beginnings = {(key, task): start}
-        whole = None if episode_id is None else (key, task)
+        whole = None if episode_id is None or is_new else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
 
@@ -303,6 +306,20 @@ class StepWriter:
             n_envs, begin, encoding.block, store.layout, store.observation_layout, self._queue,
             casting, model_version, session_id,
         )  # fmt: skip
+
+    def rows(
+        self, names: Sequence[str], n_envs: int, begin: Callable[[int], EpisodeStart]
+    ) -> RowWriter:
+        """Return a writer of single steps of several environments that act together.
+
+        Args:
+            names: Fields of the steps; see `RowWriter`, also for the others.
+            n_envs: Number of environments.
+            begin: Begins an episode of one of them.
+        """
+        encoding = self._encoding
+        assert isinstance(encoding, ChunkEncoding)  # the buffer has typed fields
+        return RowWriter(names, n_envs, begin, encoding.block, self._store.layout, self._queue)
 
     def beginning(
         self,

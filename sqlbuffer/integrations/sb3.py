@@ -4,7 +4,8 @@ See `docs/how-to/train-with-stable-baselines3.md`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Unpack
@@ -18,7 +19,7 @@ from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
 from sqlbuffer.config import OpenerSettings
-from sqlbuffer.episode_writer import EpisodeWriter
+from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.errors import (
     BufferConfigError,
     FieldError,
@@ -40,6 +41,7 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
 
 try:
+    import torch
     from gymnasium import spaces
     from stable_baselines3.common.buffers import (
         BaseBuffer,
@@ -149,42 +151,48 @@ class StepFields:
                 stacklevel=4,
             )
 
-    def observations(self, values: Any, what: str) -> Arrays:
-        """Return copies of the observations of all environments, by field.
+    @property
+    def names(self) -> list[str]:
+        """The fields in the order of `values`."""
+        names = [part.field for part in self.parts]
+        return [*names, *(NEXT + name for name in names), ACTION]
+
+    def values(self, obs: Any, next_obs: Any, action: Any) -> list[NDArray[Any]]:
+        """Return the values of a step of each environment, in the order of `names`.
+
+        They may share memory with the arguments, and have another dtype.
 
         Args:
-            values: An array of shape (n_envs, *shape), or a dict of them.
-            what: Name of the observations, for messages.
+            obs: An array of shape (n_envs, *shape), or a dict of them.
+            next_obs: Observations in the same form.
+            action: An array of shape (n_envs, action_dim).
 
         Raises:
-            FieldError: The shape is wrong, or the key does not exist.
+            FieldError: The shape is wrong, or a key of the dict does not exist.
         """
-        columns = {}
-        for part in self.parts:
-            array, name = values, what
-            if part.key is not None:
-                name = f"{what}[{part.key!r}]"
-                if not isinstance(values, Mapping) or part.key not in values:
-                    raise FieldError(f"{name} is missing; the space of observations has it")
-                array = values[part.key]
-            columns[part.field] = self._rows(array, part.shape, part.dtype, name)
+        columns = []
+        for what, values in (("obs", obs), ("next_obs", next_obs)):
+            for part in self.parts:
+                array, name = values, what
+                if part.key is not None:
+                    name = f"{what}[{part.key!r}]"
+                    if not isinstance(values, Mapping) or part.key not in values:
+                        raise FieldError(f"{name} is missing; the space of observations has it")
+                    array = values[part.key]
+                columns.append(self._rows(array, part.shape, part.dtype, name))
+        columns.append(self._actions(action))
         return columns
 
-    def actions(self, values: Any) -> NDArray[Any]:
-        """Return a copy of the actions of all environments, of shape (n_envs, action_dim).
-
-        Raises:
-            FieldError: Another shape.
-        """
+    def _actions(self, values: Any) -> NDArray[Any]:
         shape, dtype = self.action
-        array = np.array(values, dtype)
+        array = values if isinstance(values, np.ndarray) else np.array(values, dtype)
         is_of_all = self.n_envs == 1 or array.shape[:1] == (self.n_envs,)
         if is_of_all and array.size == self.n_envs * math.prod(shape):
             return array.reshape(self.n_envs, *shape)
         raise self._wrong("action", array, shape)
 
     def numbers(self, values: Any, dtype: Any, what: str) -> NDArray[Any]:
-        """Return one number of each environment, of shape (n_envs,).
+        """Return one number of each environment, of shape (n_envs,), perhaps of another dtype.
 
         Raises:
             FieldError: Another shape.
@@ -192,7 +200,11 @@ class StepFields:
         return self._rows(values, (), dtype, what)
 
     def _rows(self, values: Any, shape: Shape, dtype: Any, what: str) -> NDArray[Any]:
-        array, n = np.array(values, dtype), self.n_envs
+        # An array is cast where it is copied.
+        array = values if isinstance(values, np.ndarray) else np.array(values, dtype)
+        n = self.n_envs
+        if array.shape == (n, *shape):
+            return array
         # A single environment may leave out its axis, and a number its own.
         flat = shape[:-1] if shape[-1:] == (1,) else shape
         accepted = [(n, *shape), (n, *flat), *([shape, flat] if n == 1 else [])]
@@ -255,78 +267,6 @@ NO_ARRAYS = (
 )
 
 
-Flags = NDArray[np.bool_]
-
-
-class EnvEpisodes:
-    """Writes the steps of each environment as episodes; for one thread.
-
-    Args:
-        begin: Begins an episode of an environment, given by its number.
-        n_envs: Number of environments.
-    """
-
-    def __init__(self, begin: Callable[[int], EpisodeWriter], n_envs: int) -> None:
-        self._begin = begin
-        self._episodes: list[EpisodeWriter | None] = [None] * n_envs
-        self._after: Arrays = {}
-        end_with_process(self.end)
-
-    def add(self, step: Arrays, before: Sequence[str], terminated: Flags, truncated: Flags) -> None:
-        """Add a step of each environment.
-
-        Args:
-            step: Fields of all environments, each of shape (n_envs, *shape), and `reward`.
-            before: Fields of the observation before the step; `next_<name>` is the one after.
-            terminated: Flags of episodes that end, shape (n_envs,).
-            truncated: Flags of episodes that a time limit cuts, shape (n_envs,).
-
-        Raises:
-            SQLBufferError: Earlier steps could not be stored. Episodes of environments whose step
-                was not added end before it.
-        """
-        if self._after:
-            self._end_where_reset({name: step[name] for name in before})
-        self._after = {name: step[NEXT + name] for name in before}
-        rewards, n_added = step["reward"].tolist(), 0
-        try:
-            for i, ends in enumerate(zip(terminated.tolist(), truncated.tolist(), strict=True)):
-                step_values: dict[str, Any] = {name: values[i] for name, values in step.items()}
-                step_values["reward"] = rewards[i]
-                step_values["terminated"], step_values["truncated"] = ends
-                episode = self._episodes[i]
-                if episode is None:
-                    episode = self._episodes[i] = self._begin(i)
-                episode.append(**step_values)
-                n_added += 1
-                if any(ends):
-                    self._end(i)
-        except BaseException:
-            for i in range(n_added, len(rewards)):  # a later step would not follow their last one
-                self._end(i)
-            raise
-
-    def end(self) -> None:
-        """End all open episodes where they are."""
-        for i in range(len(self._episodes)):
-            self._end(i)
-
-    def _end(self, i: int) -> None:
-        episode, self._episodes[i] = self._episodes[i], None
-        if episode is not None:
-            episode.finish()
-
-    def _end_where_reset(self, observed: Arrays) -> None:
-        """End the episodes of environments that do not continue from their last observation."""
-        for name, current in observed.items():
-            then = self._after[name]
-            if current.tobytes() == then.tobytes():  # bytes, because NaN does not equal itself
-                continue
-            for i in range(len(current)):
-                if self._episodes[i] is not None and current[i].tobytes() != then[i].tobytes():
-                    self._end(i)
-
-
 Samples = Any  # ReplayBufferSamples, or DictReplayBufferSamples
 Floats = NDArray[np.float32]
 
@@ -382,7 +322,9 @@ class SampleMaker:
         """
 
         def tensor(array: NDArray[Any]) -> Any:
-            return buffer.to_torch(array, copy=False)  # a batch shares no memory with the mirror
+            # A batch shares no memory with the mirror. `buffer.to_torch` takes twice as long.
+            made = torch.from_numpy(array)
+            return made if buffer.device.type == "cpu" else made.to(buffer.device)
 
         before, after = (
             self._observation(batch, prefix, buffer, env, tensor) for prefix in ("", NEXT)
@@ -393,7 +335,8 @@ class SampleMaker:
         dones = is_done.astype(np.float32).reshape(-1, 1)
         samples_type = DictReplayBufferSamples if self._fields.is_dict else ReplayBufferSamples
         if self._n_steps == 1:
-            rewards = buffer._normalize_reward(batch.reward.reshape(-1, 1), env)
+            rewards = batch.reward.reshape(-1, 1)
+            rewards = rewards if env is None else buffer._normalize_reward(rewards, env)
             discounts = None
         else:
             rewards, discounts = self._returns(batch, buffer, env)
@@ -407,7 +350,8 @@ class SampleMaker:
     ) -> Any:
         parts = self._fields.parts
         if not self._fields.is_dict:
-            return tensor(buffer._normalize_obs(batch[prefix + parts[0].field], env))
+            values = batch[prefix + parts[0].field]
+            return tensor(values if env is None else buffer._normalize_obs(values, env))
         values = {part.key: batch[prefix + part.field] for part in parts}
         return {key: tensor(array) for key, array in buffer._normalize_obs(values, env).items()}
 
@@ -614,14 +558,15 @@ class SQLReplayBuffer(StartsInEachProcess, SB3ReplayBuffer):  # type: ignore[mis
     def _start(self) -> None:
         """Begin without an open episode and without a mirror, in this process."""
         super()._start()
-        self._episodes = EnvEpisodes(self._begin, self.n_envs)
+        self._rows = self.buffer._writer.rows(self._fields.names, self.n_envs, self._begin)
+        end_with_process(self._rows.end)
         self._mirror: Mirror | None = None
         self._batches: tuple[int, Iterator[Batch]] | None = None
 
-    def _begin(self, env: int) -> EpisodeWriter:
-        keys = {name: self._arguments[name] for name in ("task_id", "agent_id", "session_id")}
-        return self.buffer.episode(
-            **keys, model_version=self.model_version, casting="unsafe", env=env
+    def _begin(self, env: int) -> EpisodeStart:
+        task, agent, session = map(self._arguments.get, ("task_id", "agent_id", "session_id"))
+        return self.buffer._writer.beginning(
+            task, agent, None, self.model_version, session, None, None, "unsafe", {"env": env}
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -672,7 +617,7 @@ class SQLReplayBuffer(StartsInEachProcess, SB3ReplayBuffer):  # type: ignore[mis
             StorageError: It could not be stored, and waits.
         """
         if self._is_in_this_process:
-            self._episodes.end()
+            self._rows.end()
             self._close_mirror()
         self.buffer.close()
 
@@ -706,23 +651,23 @@ class SQLReplayBuffer(StartsInEachProcess, SB3ReplayBuffer):  # type: ignore[mis
 
         Raises:
             FieldError: Another shape, or another number of environments; nothing is added.
-            StorageError: Earlier steps could not be stored; they stay pending. If a step is not
-                added, the episode ends before it.
+            StorageError: Earlier steps could not be stored; they stay pending. No step is added,
+                and the open episodes end before it.
         """
         fields = self._fields
-        before, after = fields.observations(obs, "obs"), fields.observations(next_obs, "next_obs")
-        ended = fields.numbers(done, np.bool_, "done")
-        cut = fields.numbers(
-            [info.get("TimeLimit.truncated", False) for info in infos], np.bool_, "infos"
-        )
-        step = {
-            **before,
-            ACTION: fields.actions(action),
-            **{NEXT + name: values for name, values in after.items()},
-            "reward": fields.numbers(reward, np.float64, "reward"),
-        }
-        self._be_in_this_process()
-        self._episodes.add(step, tuple(before), ended & ~cut, cut)
+        values = fields.values(obs, next_obs, action)
+        ended = fields.numbers(done, np.bool_, "done").astype(bool).tolist()
+        cut = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        if len(cut) != self.n_envs:
+            fields.numbers(cut, np.bool_, "infos")  # raises
+        rewards = fields.numbers(reward, np.float64, "reward")
+        if rewards.dtype.kind not in "fiub":
+            rewards = rewards.astype(np.float64)
+        if self._pid != os.getpid():
+            self._start()
+        if True in cut:
+            ended = [is_end and not is_cut for is_end, is_cut in zip(ended, cut, strict=True)]
+        self._rows.add(values, rewards, ended, cut)
 
     def sample(self, batch_size: int, env: Any = None) -> Samples:
         """Draw steps uniformly with replacement, of all processes.
@@ -879,7 +824,7 @@ class SQLHerReplayBuffer(SQLReplayBuffer, HerReplayBuffer):  # type: ignore[misc
 
     def truncate_last_trajectory(self) -> None:
         """End the open episodes of this process; loading a replay buffer calls it."""
-        self._episodes.end()
+        self._rows.end()
 
 
 def _with_password(url: str) -> Database:

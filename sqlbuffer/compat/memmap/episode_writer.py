@@ -237,16 +237,29 @@ class EpisodeWriter:
         self._flush()
 
         number = next(self._numbers)
+        key, writer = self._book.key(number), self._book.core._writer
+        reward = self._rows.rewards(rows)
+        has_reward = reward is None or not np.isnan(reward).any()
+        batch = None
+        if has_reward:
+            batch = writer.encoded_episode(
+                self._rows.arrays(rows, reward), episode_id=key, task_id=key, group_id=None,
+                parent_id=None, keys={}, final=None, episode_reward=None, casting="same_kind",
+                meta=self._metas.shown(meta), is_new=True,
+            )  # fmt: skip
 
         def work(tx: Transaction) -> None:
             # Before the slots are locked: several writers can store at the same time.
-            self._extend(tx, [(self._book.key(number), rows)])
+            if batch is None:
+                self._extend(tx, [(key, rows)])
+            else:
+                tx.joined(lambda: writer.store(batch))
             with self._changing(tx) as change:
                 claim = change.claim(1, self.holder, iter([number]))[0]
                 open_ = OpenEpisode(
                     claim, claim.turn % self._book.n_slots, meta, n_stored=len(rows)
                 )
-                self._show(change, [open_], [(open_, len(rows))])
+                self._show(change, [open_], [(open_, len(rows))], are_ended=batch is not None)
 
         with self._storing:
             self._transaction(work)
@@ -324,8 +337,13 @@ class EpisodeWriter:
         change: BookChange,
         episodes: Sequence[OpenEpisode],
         ended: Sequence[tuple[OpenEpisode, int]],
+        *,
+        are_ended: bool = False,
     ) -> None:
-        """Let slots show episodes whose steps are stored, in the same transaction."""
+        """Let slots show episodes whose steps are stored, in the same transaction.
+
+        With `are_ended`, the ends are stored already.
+        """
         if new := [open_ for open_ in episodes if not open_.is_begun]:
             change.begin([open_.claim for open_ in new])
         ids = {id(open_): self._book.key(open_.claim.number) for open_ in episodes}
@@ -333,6 +351,7 @@ class EpisodeWriter:
             change.set_meta(open_.slot, open_.meta.tobytes())
         if ended:
             change.finish([(open_.claim, n, open_.has_steps) for open_, n in ended])
+        if ended and not are_ended:
             keys = [ids[id(open_)] for open_, _ in ended]
             metas = [self._metas.shown(open_.meta) for open_, _ in ended]
             change.tx.end_episodes(keys, metas=metas)

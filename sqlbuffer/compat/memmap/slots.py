@@ -825,15 +825,20 @@ class Cells:
             sizes = [last - first + 1 for _, first, last in (runs[i] for i in left)]
             if len(stored.keys) != sum(sizes):
                 return None
-            ends = np.cumsum(sizes)
-            for i, rows in zip(left, np.split(stored.rows, ends[:-1]), strict=True):
-                key = cache_keys[i]
-                columns[i] = now = self._unpacked(rows, self._rows.names if key else names)
-                if key is not None:
-                    self.kept.put(key, now)
+            is_kept = self.kept.max_bytes > 0 and any(cache_keys[i] for i in left)
+            fields = self._unpacked(stored.rows, self._rows.names if is_kept else names)
+            if not is_kept and len(left) == len(runs):
+                return fields
+            ends = np.cumsum(sizes).tolist()
+            for i, end, size in zip(left, ends, sizes, strict=True):
+                columns[i] = part = {name: of[end - size : end] for name, of in fields.items()}
+                if is_kept and (key := cache_keys[i]) is not None:
+                    self.kept.put(key, {name: array.copy() for name, array in part.items()})
+            if len(left) == len(runs):
+                return {name: fields[name] for name in names}
         return {name: np.concatenate([part[name] for part in columns if part]) for name in names}
 
-    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> Columns:
+    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Return fields of rows, each as a separate array."""
         return {name: rows[self._rows.names[name]].copy() for name in names}
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, delete, func, literal, select, text, true
+from sqlalchemy import Connection, Engine, delete, func, literal, select, text, true
 from sqlalchemy.engine import URL
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -14,7 +14,6 @@ from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
-from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies.tables import forget_copy
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
@@ -29,8 +28,14 @@ from sqlbuffer.storage.priorities.keeping import add_sums, weightless_sums
 from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, remove_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
-from sqlbuffer.storage.schema.expressions import IntegerList, in_seconds, is_one_of
+from sqlbuffer.storage.rows.removal import (
+    ROWS_AT_ONCE,
+    RemovedEpisode,
+    remove_episodes,
+    remove_rows,
+    remove_where,
+)
+from sqlbuffer.storage.schema.expressions import in_seconds
 from sqlbuffer.storage.schema.metadata import metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.work import forget as forget_work
@@ -297,40 +302,30 @@ class Deletion:
 
         def work(connection: Connection) -> int:
             keys = with_tasks(connection, info.id, named)
-            self._count(connection, self._n_steps_of(connection, keys))
             if info.has_chunks:
                 removed = remove_episodes(connection, info.id, keys) if keys else []
             else:
                 removed = self._remove_rows_of(connection, keys)
-            if open_ := [id_ for id_, _, status in removed if status == "open"]:
+            self._count(connection, sum(episode.n_steps for episode in removed))
+            if open_ := [episode.id for episode in removed if episode.status == "open"]:
                 connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
             return len(removed)
 
         return self._delete(work)
 
-    def _n_steps_of(self, connection: Connection, keys: Sequence[EpisodeKey]) -> int:
-        """Return how many steps episodes have, with those that were deleted from their chunks."""
-        info = self.buffer.info
-        rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
-        ids = bindparam(None, [row[0] for row in rows], IntegerList(), unique=True)
-        table, n = (chunks, func.sum(chunks.c.n_steps)) if info.has_chunks else (
-            experiences, func.count()
-        )  # fmt: skip
-        steps = select(n).where(table.c.buffer_id == info.id, is_one_of(table.c.episode_id, ids))
-        return int(connection.execute(steps).scalar() or 0) if rows else 0
-
     def _remove_rows_of(
         self, connection: Connection, keys: Sequence[EpisodeKey]
-    ) -> list[tuple[int, str, str]]:
+    ) -> list[RemovedEpisode]:
         """Delete the rows of episodes; see `remove_episodes`."""
         info, steps = self.buffer.info, steps_of(self.buffer.info)
         rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
-        removed = [(id_, task, status) for id_, task, status in rows]
-        for id_, task, _ in removed:
+        removed = []
+        for id_, task, status in rows:
             self.buffer.note_deletion(connection)
-            of_episode = steps.c.episode_id == id_
-            remove_where(connection, info.id, of_episode, steps=steps, origin=self.buffer.origin)
+            of_episode, origin = steps.c.episode_id == id_, self.buffer.origin
+            n = remove_where(connection, info.id, of_episode, steps=steps, origin=origin)
             forget_episode(connection, info.id, (task, id_))
+            removed.append(RemovedEpisode(id_, task, status, n))
         return removed
 
     def clear(self) -> int:

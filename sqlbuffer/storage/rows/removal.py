@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
@@ -36,9 +36,10 @@ _BEGIN_DELETING = (
 _END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
 # Each episode is looked up alone, by its key, with any statistics of the tables.
 _REMOVE_EPISODES = (
-    "SELECT e.id, e.task_id, e.status, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
+    "SELECT e.id, e.task_id, e.status, e.n_steps, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
     "FROM unnest(%s::text[], %s::text[]) AS k(key, task) CROSS JOIN LATERAL ("
-    "SELECT x.id, x.task_id, x.status, x.buffer_id FROM episodes x "
+    "SELECT x.id, x.task_id, x.status, x.buffer_id, coalesce((SELECT sum(c.n_steps) FROM chunks c "
+    "WHERE c.buffer_id = x.buffer_id AND c.episode_id = x.id), 0) AS n_steps FROM episodes x "
     "WHERE x.buffer_id = %s AND x.key = k.key AND x.task_id = k.task OFFSET 0) AS e"
 )
 
@@ -94,36 +95,48 @@ def _postgresql_remove_rows(
     return int(n_removed)
 
 
+class RemovedEpisode(NamedTuple):
+    """An episode whose steps were deleted.
+
+    Attributes:
+        id: Its number.
+        task_id: Its task.
+        status: Its status.
+        n_steps: Number of its steps, with those that were deleted from their chunks before.
+    """
+
+    id: int
+    task_id: str
+    status: str
+    n_steps: int
+
+
 def _sqlite_remove_episodes(
     connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
-) -> list[tuple[int, str, str]]:
-    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables.
-
-    Return the number, the task and the status of each episode.
-    """
+) -> list[RemovedEpisode]:
+    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables."""
     driver = driver_of(connection)
     select = (
         "SELECT id, task_id, status FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?"
     )
-    remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?"
+    remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ? RETURNING n_steps"
     forget = "DELETE FROM rollout_stats WHERE buffer_id = ? AND task_id = ? AND episode_id = ?"
-    removed = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
-    for id_, task, _ in removed:
-        driver.execute(remove, (buffer_id, id_))
+    rows = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
+    removed = []
+    for id_, task, status in rows:
+        sizes = driver.execute(remove, (buffer_id, id_)).fetchall()
         driver.execute(forget, (buffer_id, task, id_))
+        removed.append(RemovedEpisode(id_, task, status, sum(n for (n,) in sizes)))
     return removed
 
 
 def _postgresql_remove_episodes(
     connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
-) -> list[tuple[int, str, str]]:
-    """Delete the chunks of episodes, with the rows of their steps in other tables.
-
-    Return the number, the task and the status of each episode.
-    """
+) -> list[RemovedEpisode]:
+    """Delete the chunks of episodes, with the rows of their steps in other tables."""
     parameters = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
     removed = driver_of(connection).execute(_REMOVE_EPISODES, parameters).fetchall()
-    return [(id_, task, status) for id_, task, status, _ in removed]
+    return [RemovedEpisode(id_, task, status, int(n)) for id_, task, status, n, _ in removed]
 
 
 remove_rows = by_database(sqlite=sqlite_remove_rows, postgresql=_postgresql_remove_rows)

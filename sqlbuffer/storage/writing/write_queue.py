@@ -63,6 +63,20 @@ class QueuedSteps(Protocol):
         """Return the first steps of a block, and the others."""
 
 
+class GrowingSteps(Protocol):
+    """A block to whose end its writer adds rows while it waits.
+
+    Attributes:
+        row_steps: Number of steps of a row.
+        row_bytes: Size of their bytes.
+        n_rows: Number of rows; only the queue adds one.
+    """
+
+    row_steps: int
+    row_bytes: int
+    n_rows: int
+
+
 S = TypeVar("S", bound=QueuedSteps)
 B = TypeVar("B")
 
@@ -203,6 +217,39 @@ class WriteQueue(Generic[S, B]):
             if self._is_full(_n_steps(blocks)):
                 self._mutex.notify_all()
 
+    def grow(
+        self,
+        block: GrowingSteps,
+        begun: Iterable[EpisodeStart],
+        endings: Sequence[EpisodeEnd],
+    ) -> bool:
+        """Add the row that a block was given behind its last one, and return True.
+
+        Return False, and add nothing, if the block is not the last one that waits, if there is no
+        room, or if there is an error to raise: the row belongs in another block, for `add_blocks`.
+
+        Args:
+            block: The block.
+            begun: Episodes that begin with the row.
+            endings: Ends of episodes, before the row or with it.
+        """
+        if self._error is not None or not self._has_room(block.row_steps):
+            return False
+        with self._mutex:
+            last: object = self._steps[-1] if self._steps else None
+            if last is not block:
+                return False
+            for beginning in begun:
+                self._own(beginning)
+            block.n_rows += 1
+            self._n_steps += block.row_steps
+            self._size_bytes += block.row_bytes
+            self._endings += endings
+            self._ensure_thread()
+            if self._is_full(block.row_steps):
+                self._mutex.notify_all()
+        return True
+
     def check_each(self, beginnings: Collection[EpisodeStart]) -> None:
         """Raise the errors of several writers whose steps were dropped, as one; see `check`."""
         if not self._refusals:
@@ -334,11 +381,15 @@ class WriteQueue(Generic[S, B]):
             steps = [rest for step in self._steps if (rest := step.without({key})) is not None]
             n_lost = self._n_steps - _n_steps(steps)
             endings = [ending for ending in self._endings if (ending.key, ending.task_id) != key]
-            if earlier is not None and (n_lost or len(endings) < len(self._endings)):
+            if earlier is None:
+                return
+            if n_lost or len(endings) < len(self._endings):
                 self._refuse(earlier, _taken_here(earlier, beginning))
                 self._steps, self._endings = steps, endings
                 self._n_steps -= n_lost
                 self._size_bytes = sum(step.n_bytes for step in steps)
+            elif beginning.attempt > earlier.attempt:  # nothing is lost: only its own calls raise
+                self._refuse(earlier, _taken_here(earlier, beginning), is_lost=False)
 
     def leave(self, beginning: EpisodeStart) -> None:
         """Store what waits, and forget a writer: its episode is ended in another transaction.
@@ -361,9 +412,13 @@ class WriteQueue(Generic[S, B]):
             raise _taken_here(beginning, newest)
         self._beginnings[key] = beginning
 
-    def _refuse(self, beginning: EpisodeStart, refusal: EpisodeRefusedError) -> None:
-        """Keep the error of a writer whose steps were dropped. (The caller holds the mutex.)"""
-        self._refusals[beginning.writer] = self._unsaid[beginning.writer] = refusal
+    def _refuse(
+        self, beginning: EpisodeStart, refusal: EpisodeRefusedError, *, is_lost: bool = True
+    ) -> None:
+        """Keep the error of a writer; it has lost steps or not. (The caller holds the mutex.)"""
+        self._refusals[beginning.writer] = refusal
+        if is_lost:
+            self._unsaid[beginning.writer] = refusal
         while len(self._refusals) > MOST_REFUSALS:  # the database refuses the others again
             self._refusals.pop(next(iter(self._refusals)))
 
