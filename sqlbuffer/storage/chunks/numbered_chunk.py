@@ -96,7 +96,15 @@ class FlagColumns(NamedTuple):
 def flag_columns(chunks: Sequence[PackedChunk]) -> FlagColumns:
     """Return how the steps of each chunk ended."""
     terminated, truncated = [c.terminated for c in chunks], [c.truncated for c in chunks]
-    have_ended, were_cut = _have_true(terminated), _have_true(truncated)
+    if _are_arrays(terminated) and _are_arrays(truncated):
+        starts = list(accumulate(map(len, terminated[:-1]), initial=0))  # type: ignore[arg-type]
+        flags = _joined(terminated), _joined(truncated)
+        if not (flags[0].any() or flags[1].any()):
+            none = [_ALL_FALSE] * len(chunks)
+            return FlagColumns(none, none, [b""] * len(chunks))
+        have_ended, were_cut = (np.logical_or.reduceat(values, starts).tolist() for values in flags)
+    else:
+        have_ended, were_cut = _have_true(terminated), _have_true(truncated)
     return FlagColumns(
         _stored_flags(terminated, have_ended),
         _stored_flags(truncated, were_cut),
@@ -126,11 +134,7 @@ def _stored_flags(
 
 def _have_true(column: Sequence[Values | None]) -> list[bool]:
     """Return for each chunk if a flag is set."""
-    if not _are_arrays(column):
-        return [flags is not None and True in flags for flags in column]
-    starts = list(accumulate(map(len, column[:-1]), initial=0))  # type: ignore[arg-type]
-    are_true: list[bool] = np.logical_or.reduceat(_joined(column), starts).tolist()
-    return are_true
+    return [flags is not None and True in flags for flags in column]
 
 
 def _no_ends(chunk: PackedChunk) -> bytes | None:
@@ -146,15 +150,10 @@ def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
     if set(map(type, values)) == {NoneType}:
         return [None] * len(values)
     if _are_arrays(values):
-        joined = _joined(values)
-        if joined.dtype.kind == "f":
-            # For chunks of one step this takes a third of the time.
-            parts = iter((values_json(joined) or "")[1:-1].split(","))
-            return [
-                f"[{','.join(islice(parts, len(list_of_chunk)))}]"
-                for list_of_chunk in values
-                if list_of_chunk is not None
-            ]
+        # One text for all of them takes half the time.
+        text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:  # in place of infinities
+            return [f"[{numbers}]" for numbers in text.decode()[2:-2].split("],[")]
     return [
         "[]" if list_of_chunk is _ALL_FALSE else values_json(list_of_chunk)
         for list_of_chunk in values
