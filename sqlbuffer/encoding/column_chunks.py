@@ -361,8 +361,10 @@ def _cut_chunks(
         varying["t"] = varying["step"]
         varying["first_time"] = made_at[firsts].tolist()
         varying["last_time"] = made_at[np.array(stops) - 1].tolist()
-    follows = (steps[1:] - 1 == steps[:-1]) & (steps[1:] > steps[:-1])
-    if not follows.all():
+    follows = None
+    if order is not None or not columns.makes_steps:
+        follows = (steps[1:] - 1 == steps[:-1]) & (steps[1:] > steps[:-1])
+    if follows is not None and not follows.all():
         n_breaks = [0, *np.cumsum(~follows).tolist()]
         varying["steps"] = [
             None if n_breaks[start] == n_breaks[stop - 1] else steps[start:stop]

@@ -258,8 +258,8 @@ def _totals(column: Sequence[Any]) -> list[float | None]:
     if set(map(type, column)) == {np.ndarray}:
         starts = list(accumulate(map(len, column[:-1]), initial=0))
         with np.errstate(invalid="ignore", over="ignore"):
-            totals: list[float | None] = np.add.reduceat(np.concatenate(column), starts).tolist()
-        if all(-LARGEST < total < LARGEST for total in totals if total is not None):
+            totals: list[Any] = np.add.reduceat(np.concatenate(column), starts).tolist()
+        if all([-LARGEST < total < LARGEST for total in totals]):
             return totals
     return list(map(_total, column))
 

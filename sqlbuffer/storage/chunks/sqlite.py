@@ -1,7 +1,7 @@
 """Inserts, reads and evicts chunks, and deletes steps of them, on SQLite."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -98,7 +98,7 @@ def insert_chunks(
         "terminated": json_column(flags.terminated),
         "truncated": json_column(flags.truncated),
         "initial_priority": json_column([one.initial_priority for one in numbered]),
-        "fields": list(map(fields_json, plain["fields"])),
+        "fields": _mapped(fields_json, plain["fields"]),
     }
     if inserted_at[0] is not None:
         columns["inserted_at"] = inserted_at
@@ -108,13 +108,15 @@ def insert_chunks(
         "ends": flags.ends,
         **{name: plain[name] for name in _OF_DATA},
         "offsets": lists["offsets"],
-        "payloads": list(map(payloads_json, plain["payloads"])),
+        "payloads": _mapped(payloads_json, plain["payloads"]),
     }
-    n_bytes = sum(
-        len(text) for name in _SIZED for text in data[name] if text is not None
-    )
+    n_bytes = sum([len(text) for name in _SIZED for text in data[name] if text is not None])
     insert_columns(connection, "chunks", columns, n_bytes)
     insert_columns(connection, "chunk_data", data, n_bytes)
+
+
+def _mapped(json_of: Callable[[Any], str | None], values: Sequence[Any]) -> Sequence[str | None]:
+    return values if values.count(None) == len(values) else list(map(json_of, values))
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:

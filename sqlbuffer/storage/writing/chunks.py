@@ -78,7 +78,7 @@ class ChunkBatch:
     @cached_property
     def n_bytes(self) -> int:
         """Size of their fields and arrays in bytes."""
-        return sum(len(c.records) + len(c.payload_arrays or b"") for c in self.chunks)
+        return sum([len(c.records) + len(c.payload_arrays or b"") for c in self.chunks])
 
 
 _PLAIN = (
