@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from itertools import accumulate, chain, pairwise, repeat
@@ -326,14 +326,9 @@ def _cut_chunks(
         keys: The values of `columns.keys` for each chunk.
         blocks: The records of each chunk.
     """
-    slices, key_names = [slice(*places) for places in ranges], tuple(columns.keys)
     starts, stops = zip(*ranges, strict=True)
     firsts = np.array(starts)
     steps: NDArray[np.int64] = _taken(columns.steps, order)
-
-    def cut(values: Any) -> list[Any]:
-        return list(map(_taken(values, order).__getitem__, slices))
-
     packed_at = time.time()
     common = {
         **_NO_VALUES,
@@ -344,59 +339,28 @@ def _cut_chunks(
         "last_time": packed_at,
     }
     # For each attribute that differs, its value of each chunk.
-    varying: dict[str, Any] = {
+    varying: dict[str, Iterable[Any]] = {
         "id": uuid7s(len(ranges)),
-        "n_steps": list(map(sub, stops, starts)),
-        **dict(zip(key_names, zip(*keys, strict=True), strict=True)),
+        "n_steps": map(sub, stops, starts),
+        **dict(zip(tuple(columns.keys), zip(*keys, strict=True), strict=True)),
         **dict(zip(RecordBlocks._fields, zip(*blocks, strict=True), strict=True)),
         "step": steps[firsts].tolist(),
     }
     if episode is not None:
         varying["t"] = starts
     elif columns.makes_steps:
-        varying["makes_steps"] = [
-            key is not None for key in varying.get("episode_key", repeat(None, len(ranges)))
-        ]
+        episodes = varying.get("episode_key", repeat(None, len(ranges)))
+        varying["makes_steps"] = [key is not None for key in episodes]
     if made_at is not None:
         varying["t"] = varying["step"]
         varying["first_time"] = made_at[firsts].tolist()
         varying["last_time"] = made_at[np.array(stops) - 1].tolist()
-    follows = None
-    if order is not None or not columns.makes_steps:
-        follows = (steps[1:] - 1 == steps[:-1]) & (steps[1:] > steps[:-1])
-    if follows is not None and not follows.all():
-        n_breaks = [0, *np.cumsum(~follows).tolist()]
-        varying["steps"] = [
-            None if n_breaks[start] == n_breaks[stop - 1] else steps[start:stop]
-            for start, stop in ranges
-        ]
-    if columns.reward is not None:
-        varying["reward"] = cut(columns.reward)
-        if columns.reward_tags or columns.encoded is not None:
-            varying["reward"] = list(map(_held_rewards, varying["reward"]))
-    priority = None if columns.priority is None else np.array(columns.priority, np.float64)
-    others = {
-        "terminated": columns.terminated,
-        "truncated": columns.truncated,
-        "initial_priority": priority,
-        "ids": columns.ids,
-    }
-    varying |= {name: cut(values) for name, values in others.items() if values is not None}
-    for name, values in columns.more_values.items():
-        if name == "times":
-            times = zip(*map(stored_times, cut(values)), strict=True)
-            varying |= zip(("first_time", "last_time", "times"), times, strict=True)
-        else:
-            varying[name] = [stored_values(part, DTYPES[name]) for part in cut(values)]
-    comparable = [name for name, spec in layout.specs.items() if spec.column]
-    if comparable:
-        ordered = [comparable_values(_taken(columns.fields[name], order)) for name in comparable]
-        varying["fields"] = [
-            {name: values[place] for name, values in zip(comparable, ordered, strict=True)}
-            for place in slices
-        ]
+    if order is not None or not columns.makes_steps:  # else they follow each other
+        varying |= _step_lists(steps, ranges)
+    slices = [slice(start, stop) for start, stop in ranges]
+    varying |= _cut_values(layout, columns, order, slices)
     if payloads is not None:
-        joined = [join_payloads(layout, payloads[place]) for place in slices]
+        joined = [join_payloads(layout, payloads[places]) for places in slices]
         varying["payloads"], varying["payload_arrays"] = zip(*joined, strict=True)
     names, chunks = tuple(varying), []
     for values in zip(*varying.values(), strict=True):
@@ -407,6 +371,62 @@ def _cut_chunks(
         set_attribute(chunk, "__dict__", attributes)
         chunks.append(chunk)
     return chunks
+
+
+def _step_lists(
+    steps: NDArray[np.int64], ranges: Sequence[tuple[int, int]]
+) -> dict[str, list[NDArray[np.int64] | None]]:
+    """Return `steps` of each chunk, if those of any are not consecutive."""
+    follows = (steps[1:] - 1 == steps[:-1]) & (steps[1:] > steps[:-1])
+    if follows.all():
+        return {}
+    n_breaks = [0, *np.cumsum(~follows).tolist()]
+    return {
+        "steps": [
+            None if n_breaks[start] == n_breaks[stop - 1] else steps[start:stop]
+            for start, stop in ranges
+        ]
+    }
+
+
+def _cut_values(
+    layout: Layout,
+    columns: GivenColumns,
+    order: NDArray[np.int64] | None,
+    slices: Sequence[slice],
+) -> dict[str, Iterable[Any]]:
+    """Return the values of the steps of each chunk by attribute; see `_cut_chunks`."""
+
+    def cut(values: Any) -> list[Any]:
+        return list(map(_taken(values, order).__getitem__, slices))
+
+    priority = None if columns.priority is None else np.array(columns.priority, np.float64)
+    per_step = {
+        "reward": columns.reward,
+        "terminated": columns.terminated,
+        "truncated": columns.truncated,
+        "initial_priority": priority,
+        "ids": columns.ids,
+    }
+    parts: dict[str, Iterable[Any]] = {
+        name: cut(values) for name, values in per_step.items() if values is not None
+    }
+    if columns.reward is not None and (columns.reward_tags or columns.encoded is not None):
+        parts["reward"] = map(_held_rewards, parts["reward"])
+    for name, values in columns.more_values.items():
+        if name == "times":
+            times = zip(*map(stored_times, cut(values)), strict=True)
+            parts |= zip(("first_time", "last_time", "times"), times, strict=True)
+        else:
+            parts[name] = [stored_values(part, DTYPES[name]) for part in cut(values)]
+    comparable = [name for name, spec in layout.specs.items() if spec.column]
+    if comparable:
+        of_fields = [comparable_values(_taken(columns.fields[name], order)) for name in comparable]
+        parts["fields"] = [
+            {name: values[places] for name, values in zip(comparable, of_fields, strict=True)}
+            for places in slices
+        ]
+    return parts
 
 
 def _held_rewards(rewards: NDArray[np.float64]) -> Values | None:

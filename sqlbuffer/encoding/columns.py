@@ -49,6 +49,7 @@ _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
 _PLAIN = {"reward", *FLAGS}
 _PLAIN_AND_KEYS = {*_PLAIN, *_KEYS[1:]}
 _MINUS_ZERO = np.iinfo(np.int64).min  # its bytes, as an integer
+_NO_KEYS: dict[str, Any] = dict.fromkeys(_KEYS) | dict.fromkeys(("task_id", "agent_id"), "default")
 _NO_PAYLOADS = (None,) * len(PAYLOADS)
 
 Key = str | list[str]
@@ -128,15 +129,18 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
     """
     values = _plain_values(layout, columns) or _checked_values(layout, columns, casting)
     n = values.n_steps
-    ids, task_id, agent_id, steps, version, session_id, episode, group, parent = (
-        _key(name, columns, n) for name in _KEYS
-    )
+    keys = _NO_KEYS
+    if not keys.keys().isdisjoint(columns):
+        keys = {name: _key(name, columns, n) for name in _KEYS}
+    ids, task_id, agent_id, steps, version, session_id, episode, group, parent = keys.values()
     if group is not None and episode is None:
         raise FieldError(f"group_id: {GROUP_WITHOUT_EPISODE}")
     if parent is not None:
         _check_parents(parent, episode, n)
     given_priority = columns.get("priority")
-    more_keys = {"episode_key": episode, "group_key": group, "parent_key": parent}
+    more_keys = {}
+    if episode is not None:
+        more_keys = {"episode_key": episode, "group_key": group, "parent_key": parent}
     return GivenColumns(
         n, values.fields, values.reward, values.reward_tags, values.terminated, values.truncated,
         ids, task_id, agent_id, version, session_id, _steps(steps, n),
@@ -195,7 +199,9 @@ def _plain_values(layout: Layout, columns: Mapping[str, Any]) -> _Values | None:
             return None
         if array.shape != (*shape, *spec.shape) or spec.dtype.kind not in "biufc":
             return None
-    if not np.isfinite(reward).all() or (reward.view(np.int64) == _MINUS_ZERO).any():
+    # Counting takes a quarter of the time of `all` and `any`.
+    n_reals = np.count_nonzero(np.isfinite(reward))
+    if n_reals < len(reward) or np.count_nonzero(reward.view(np.int64) == _MINUS_ZERO):
         return None
     return _Values(
         shape[0], {name: columns[name] for name in layout.specs}, reward + 0.0, {},

@@ -259,7 +259,7 @@ def _totals(column: Sequence[Any]) -> list[float | None]:
         starts = list(accumulate(map(len, column[:-1]), initial=0))
         with np.errstate(invalid="ignore", over="ignore"):
             totals: list[Any] = np.add.reduceat(np.concatenate(column), starts).tolist()
-        if all([-LARGEST < total < LARGEST for total in totals]):
+        if all(-LARGEST < total < LARGEST for total in totals):
             return totals
     return list(map(_total, column))
 
@@ -315,9 +315,7 @@ def sqlite_add_steps(connection: Connection, buffer_id: int, added: AddedSteps) 
     if of_tasks:
         insert_rows(connection, "rollout_stats", _SQLITE_COLUMNS, of_tasks, 0, _SQLITE_ADD)
     if len(of_tasks) < len(added.rollouts):
-        of_episodes = [
-            (buffer_id, *key, *sums) for key, sums in added.rollouts.items() if key[1]
-        ]
+        of_episodes = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items() if key[1]]
         driver_of(connection).executemany(_SQLITE_ADD_EPISODE, of_episodes)
 
 

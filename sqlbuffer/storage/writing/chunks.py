@@ -589,10 +589,12 @@ class _Insertion:
             episode_id = self._episode_ids[i]
             if episode_id is None or chunk.makes_steps:
                 continue
-            places = self._outcomes.places(i)
+            places: Sequence[int] | Places = (0, chunk.n_steps - 1)
+            if chunk.steps is not None or not self._outcomes.are_new:
+                places = self._outcomes.places(i)
             if not len(places):
                 continue
-            steps = step_numbers(chunk, places)
+            steps = step_numbers(chunk, np.asarray(places))
             before, where = last.get(episode_id, (None, ""))
             if before is not None and steps[0] < before:
                 return _out_of_order(chunk, steps[0], f"{before}{where}")
