@@ -14,7 +14,7 @@ from sqlbuffer.display import shown
 from sqlbuffer.encoding.columns import FLAGS, GivenColumns, check_step_names
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.step_blocks import NO_EPISODE, GrowingBlock, StepBlock
+from sqlbuffer.encoding.step_blocks import NO_EPISODE, GrowingBlock, NumberedEpisodes, StepBlock
 from sqlbuffer.episode_writer import NewEpisodes
 from sqlbuffer.errors import BufferConfigError, EpisodeRefusedError, FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
@@ -58,7 +58,7 @@ class _PlacedSteps:
         cut_before: True for each environment whose episode was cut after its held step.
     """
 
-    def __init__(self, shape: tuple[int, int], beginnings: Mapping[int, EpisodeStart]) -> None:
+    def __init__(self, shape: tuple[int, int], beginnings: NumberedEpisodes) -> None:
         self.numbers = np.full(shape, NO_EPISODE, np.int64)
         self.places = np.zeros(shape, np.int64)
         self.last = np.full(shape[1], -1)
@@ -140,7 +140,7 @@ class VectorWriter(NewEpisodes):
         self._numbers = np.full(n_envs, NO_EPISODE, np.int64)
         self._places = np.zeros(n_envs, np.int64)
         self._envs = np.arange(n_envs)
-        self._beginnings: dict[int, EpisodeStart] = {}  # of open ones; replaced, never changed
+        self._beginnings = NumberedEpisodes()  # of open ones; replaced, never changed
         self._n_begun = 0
         self._held: list[StepBlock] = []
         self._is_open = True
@@ -205,8 +205,9 @@ class VectorWriter(NewEpisodes):
         lead = self._lead(steps)
         is_reset = self._flags(reset, "reset", lead, default=False)
         is_step = self._flags(mask, "mask", lead, default=True)
+        n_steps = int(np.count_nonzero(is_step))
         flat, rows = self._flat(steps, lead), None
-        if not is_step.all():  # the others need not be values at all
+        if n_steps < len(is_step):  # the others need not be values at all
             rows = np.flatnonzero(is_step)
             flat = {name: _rows_of(values, rows) for name, values in flat.items()}
         columns, layout = self._check(flat, self._casting, copy and rows is None)
@@ -218,7 +219,7 @@ class VectorWriter(NewEpisodes):
         self._check_episodes()
         if not len(is_step):
             return
-        self.wait_for_room(int(np.count_nonzero(is_step)))
+        self.wait_for_room(n_steps)
         state = self._numbers.copy(), self._places.copy(), self._beginnings, [*self._held]
         try:
             blocks, begun, endings = self._blocks(columns, layout, is_step, is_reset, ends, finals)
@@ -245,7 +246,7 @@ class VectorWriter(NewEpisodes):
         :meta private:
         """
         self._numbers[:] = NO_EPISODE
-        self._beginnings, self._held = {}, []
+        self._beginnings, self._held = NumberedEpisodes(), []
 
     def cut(self, chosen: Any = None, final: Final | None = None) -> None:
         """End open episodes as truncated after their last step: the environments were reset.
@@ -342,7 +343,7 @@ class VectorWriter(NewEpisodes):
             envs: Integers,
             numbers: Integers,
             places: Integers,
-            beginnings: Mapping[int, EpisodeStart],
+            beginnings: NumberedEpisodes,
         ) -> StepBlock:
             return StepBlock(
                 self, columns, envs, numbers, places, made_at, beginnings, layout.number,
@@ -380,20 +381,20 @@ class VectorWriter(NewEpisodes):
         placed = _PlacedSteps(shape, self._beginnings)
         rows = zip(*(flags.reshape(shape) for flags in (is_step, is_reset, ends)), strict=True)
         for t, (acts, resets, has_ended) in enumerate(rows):
-            if resets.any():
+            if np.count_nonzero(resets):
                 is_cut = resets & (self._numbers != NO_EPISODE)
                 placed.note_cut(is_cut)
                 placed.endings += self._ended(is_cut, "complete", {})
             is_new = acts & (self._numbers == NO_EPISODE)
-            if is_new.any():
+            if np.count_nonzero(is_new):
                 starts = self._begun(np.flatnonzero(is_new).tolist())
                 placed.begun += starts.values()
-                placed.beginnings = {**placed.beginnings, **starts}
+                placed.beginnings = NumberedEpisodes(placed.beginnings | starts)
             np.copyto(placed.numbers[t], self._numbers, where=acts)
             placed.places[t] = self._places
             self._places += acts
             placed.last[acts] = t
-            if has_ended.any():
+            if np.count_nonzero(has_ended):
                 of_envs = {i: finals[t * n + i] for i in range(n) if t * n + i in finals}
                 placed.endings += self._ended(has_ended, "complete", of_envs)
         return placed
@@ -401,10 +402,10 @@ class VectorWriter(NewEpisodes):
     def _is_quiet(self, is_step: Flags, is_reset: Flags, ends: Flags) -> bool:
         """Return True for one step of each environment that begins and ends nothing."""
         return (
-            len(is_step) == self.n_envs
-            and bool(is_step.all())
-            and not (is_reset.any() or ends.any())
-            and bool((self._numbers != NO_EPISODE).all())
+            np.count_nonzero(is_step) == len(is_step) == self.n_envs
+            and not np.count_nonzero(is_reset)
+            and not np.count_nonzero(ends)
+            and NO_EPISODE not in self._numbers.tolist()
         )
 
     def _begun(self, envs: Sequence[int]) -> dict[int, EpisodeStart]:
@@ -416,7 +417,7 @@ class VectorWriter(NewEpisodes):
         self._numbers[envs] = [*starts]
         self._places[envs] = 0
         self._n_begun += len(envs)
-        self._beginnings = {**self._beginnings, **starts}
+        self._beginnings = NumberedEpisodes(self._beginnings | starts)
         return starts
 
     def _ended(
@@ -426,7 +427,7 @@ class VectorWriter(NewEpisodes):
         ended = np.flatnonzero(chosen).tolist()
         if not ended:
             return []
-        beginnings = dict(self._beginnings)
+        beginnings = NumberedEpisodes(self._beginnings)
         endings = []
         for i, number in zip(ended, self._numbers[ended].tolist(), strict=True):
             beginning = beginnings.pop(number)
@@ -549,6 +550,8 @@ class VectorWriter(NewEpisodes):
         if flags is None:
             return np.full(math.prod(lead), default)
         array = np.asarray(flags)
+        if array.dtype == bool and array.shape == lead:
+            return array.reshape(-1)
         if array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
             array = array.astype(bool)
         if array.dtype != bool or array.shape != lead:
@@ -573,7 +576,7 @@ class VectorWriter(NewEpisodes):
         for name, values in final.items():
             if not specs[name].is_variable and np.shape(values)[: len(lead)] != lead:
                 raise self._wrong(name, np.shape(values), lead)
-        if not ends.any():
+        if not np.count_nonzero(ends):
             return {}
         columns = self._flat(final, lead)
         return {
@@ -649,7 +652,7 @@ class RowWriter:
         # it, which is negative where it began later. Replaced, never changed.
         self._numbers = np.full(self._n_envs, NO_EPISODE, np.int64)
         self._firsts = np.zeros(self._n_envs, np.int64)
-        self._beginnings: dict[int, EpisodeStart] = {}  # of open ones; replaced, never changed
+        self._beginnings = NumberedEpisodes()  # of open ones; replaced, never changed
         self._block: GrowingBlock | None = None
 
     def add(
@@ -707,8 +710,8 @@ class RowWriter:
             self._queue.add_blocks((), (), list(map(_end_of, ended)))
 
     def _begun(
-        self, block: GrowingBlock, numbers: Integers, beginnings: dict[int, EpisodeStart]
-    ) -> tuple[Integers, dict[int, EpisodeStart], list[EpisodeStart]]:
+        self, block: GrowingBlock, numbers: Integers, beginnings: NumberedEpisodes
+    ) -> tuple[Integers, NumberedEpisodes, list[EpisodeStart]]:
         """Begin episodes with the next row of a block, for environments without an open one."""
         envs = np.flatnonzero(numbers == NO_EPISODE).tolist()
         starts = {self._n_begun + k: self._begin(env) for k, env in enumerate(envs)}
@@ -716,9 +719,9 @@ class RowWriter:
         numbers, firsts = numbers.copy(), self._firsts.copy()
         numbers[envs], firsts[envs] = [*starts], -block.n_rows
         self._firsts = firsts
-        block.beginnings = {**block.beginnings, **starts}
+        block.beginnings = NumberedEpisodes(block.beginnings | starts)
         block.runs.append((block.n_rows, numbers, firsts))
-        return numbers, {**beginnings, **starts}, [*starts.values()]
+        return numbers, NumberedEpisodes(beginnings | starts), [*starts.values()]
 
     def _queued(
         self, block: GrowingBlock, begun: Sequence[EpisodeStart], endings: Sequence[EpisodeEnd]
@@ -765,22 +768,22 @@ class RowWriter:
             self._queue.check_each(self._beginnings.values())
         except EpisodeRefusedError as refusal:
             keys = set(refusal.episodes)
-            self._beginnings = {
-                number: of
+            self._beginnings = NumberedEpisodes(
+                (number, of)
                 for number, of in self._beginnings.items()
                 if (of.key, of.task_id) not in keys
-            }
+            )
             raise
 
 
 def _without(
     numbers: Integers,
-    beginnings: dict[int, EpisodeStart],
+    beginnings: NumberedEpisodes,
     envs: Sequence[int],
     endings: list[EpisodeEnd],
-) -> tuple[Integers, dict[int, EpisodeStart]]:
+) -> tuple[Integers, NumberedEpisodes]:
     """Return the episodes of environments without those of some, whose ends are noted."""
-    numbers, beginnings = numbers.copy(), beginnings.copy()
+    numbers, beginnings = numbers.copy(), NumberedEpisodes(beginnings)
     for env in envs:
         endings.append(_end_of(beginnings.pop(int(numbers[env]))))
         numbers[env] = NO_EPISODE

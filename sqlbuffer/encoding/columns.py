@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,9 @@ BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single
 _REAL = {name: FieldSpec(name, np.dtype("<f8")) for name in _REALS.values()}
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
 _PLAIN = {"reward", *FLAGS}
+_PLAIN_AND_KEYS = {*_PLAIN, *_KEYS[1:]}
 _MINUS_ZERO = np.iinfo(np.int64).min  # its bytes, as an integer
+_NO_KEYS: dict[str, Any] = dict.fromkeys(_KEYS) | dict.fromkeys(("task_id", "agent_id"), "default")
 _NO_PAYLOADS = (None,) * len(PAYLOADS)
 
 Key = str | list[str]
@@ -125,61 +127,64 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
             field cannot hold; the message names the field.
     """
-    plain = _plain_columns(layout, columns)
-    if plain is not None:
-        return plain
+    values = _plain_values(layout, columns) or _checked_values(layout, columns, casting)
+    n = values.n_steps
+    keys = _NO_KEYS
+    if not keys.keys().isdisjoint(columns):
+        keys = {name: _key(name, columns, n) for name in _KEYS}
+    ids, task_id, agent_id, steps, version, session_id, episode, group, parent = keys.values()
+    if group is not None and episode is None:
+        raise FieldError(f"group_id: {GROUP_WITHOUT_EPISODE}")
+    if parent is not None:
+        _check_parents(parent, episode, n)
+    given_priority = columns.get("priority")
+    more_keys = {}
+    if episode is not None:
+        more_keys = {"episode_key": episode, "group_key": group, "parent_key": parent}
+    return GivenColumns(
+        n, values.fields, values.reward, values.reward_tags, values.terminated, values.truncated,
+        ids, task_id, agent_id, version, session_id, _steps(steps, n),
+        None if given_priority is None else checked_priorities(given_priority, n), values.payloads,
+        {name: keys for name, keys in more_keys.items() if keys is not None}, values.more_values,
+        makes_steps=steps is None,
+    )  # fmt: skip
+
+
+class _Values(NamedTuple):
+    """The values of n steps without their keys; as in `GivenColumns`."""
+
+    n_steps: int
+    fields: dict[str, Any]
+    reward: NDArray[np.float64] | None
+    reward_tags: dict[int, dict[str, Any]]
+    terminated: NDArray[np.bool_] | None
+    truncated: NDArray[np.bool_] | None
+    payloads: tuple[Sequence[Any] | None, ...]
+    more_values: Mapping[str, list[Any]]
+
+
+def _checked_values(layout: Layout, columns: Mapping[str, Any], casting: Casting) -> _Values:
     n = _check_names(layout, columns)
     # Not copied yet: `Layout.records` does.
     fields = {
         name: _column(spec, columns, n, casting, copy=False) for name, spec in layout.specs.items()
     }
     tags: dict[int, dict[str, Any]] = {}
-    reward, *values = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
+    reward, *reals = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
-    ids, task_id, agent_id, steps, version, session_id, episode, group, parent = (
-        _key(name, columns, n) for name in _KEYS
-    )
-    if group is not None and episode is None:
-        raise FieldError(f"group_id: {GROUP_WITHOUT_EPISODE}")
-    if parent is not None:
-        _check_parents(parent, episode, n)
-    given_priority = columns.get("priority")
-    return GivenColumns(
-        n,
-        fields,
-        reward,
-        tags,
-        terminated,
-        truncated,
-        ids,
-        task_id,
-        agent_id,
-        version,
-        session_id,
-        _steps(steps, n),
-        None if given_priority is None else checked_priorities(given_priority, n),
-        tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
-        {
-            name: keys
-            for name, keys in (
-                ("episode_key", episode),
-                ("group_key", group),
-                ("parent_key", parent),
-            )
-            if keys is not None
-        },
-        {
-            name: [None if value != value else value for value in column.tolist()]
-            for name, column in zip(ON_REQUEST, values, strict=True)
-            if column is not None
-        },
-        makes_steps=steps is None,
-    )
+    payloads = tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS)
+    more_values = {
+        name: [None if value != value else value for value in column.tolist()]
+        for name, column in zip(ON_REQUEST, reals, strict=True)
+        if column is not None
+    }
+    return _Values(n, fields, reward, tags, terminated, truncated, payloads, more_values)
 
 
-def _plain_columns(layout: Layout, columns: Mapping[str, Any]) -> GivenColumns | None:
-    """Return columns of plain arrays that need no cast, in a tenth of the time; None for others."""
-    if columns.keys() != {*layout.specs, *_PLAIN}:
+def _plain_values(layout: Layout, columns: Mapping[str, Any]) -> _Values | None:
+    """Return plain arrays that need no cast, in a tenth of the time; None for others."""
+    more_names = columns.keys() - layout.specs.keys()
+    if not (_PLAIN <= more_names <= _PLAIN_AND_KEYS) or not layout.specs.keys() <= columns.keys():
         return None
     reward, (terminated, truncated) = columns["reward"], (columns[name] for name in FLAGS)
     if not (type(reward) is type(terminated) is type(truncated) is np.ndarray):
@@ -194,13 +199,13 @@ def _plain_columns(layout: Layout, columns: Mapping[str, Any]) -> GivenColumns |
             return None
         if array.shape != (*shape, *spec.shape) or spec.dtype.kind not in "biufc":
             return None
-    if not np.isfinite(reward).all() or (reward.view(np.int64) == _MINUS_ZERO).any():
+    # Counting takes a quarter of the time of `all` and `any`.
+    n_reals = np.count_nonzero(np.isfinite(reward))
+    if n_reals < len(reward) or np.count_nonzero(reward.view(np.int64) == _MINUS_ZERO):
         return None
-    (n,) = shape
-    return GivenColumns(
-        n, {name: columns[name] for name in layout.specs}, reward + 0.0, {}, terminated.copy(),
-        truncated.copy(), None, "default", "default", None, None, _first_numbers(n), None,
-        _NO_PAYLOADS, makes_steps=True,
+    return _Values(
+        shape[0], {name: columns[name] for name in layout.specs}, reward + 0.0, {},
+        terminated.copy(), truncated.copy(), _NO_PAYLOADS, {},
     )  # fmt: skip
 
 
@@ -345,7 +350,7 @@ def _are_short_texts(values: list[Any]) -> bool:
 
 def _steps(steps: Any, n: int) -> NDArray[np.int64]:
     if steps is None:
-        return np.arange(n)
+        return _first_numbers(n)
     return np.full(n, steps) if isinstance(steps, int) else np.array(steps, np.int64)
 
 

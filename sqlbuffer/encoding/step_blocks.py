@@ -4,7 +4,7 @@ A block has no loop over its steps: its arrays are put in order, environment by 
 where an episode or a chunk ends.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +29,15 @@ from sqlbuffer.encoding.packing import Layout
 NO_EPISODE = -1
 
 
+class NumberedEpisodes(dict[int, EpisodeStart]):
+    """Beginnings of episodes by number; never changed."""
+
+    @cached_property
+    def names(self) -> list[tuple[str, str]]:
+        """The id and the task of each episode."""
+        return [(of.key, of.task_id) for of in self.values()]
+
+
 @dataclass(frozen=True, eq=False)
 class StepBlock:
     """Steps that environments took together, checked; one item of a `WriteQueue`.
@@ -42,7 +51,7 @@ class StepBlock:
             int64 of shape (k,).
         places: Place of each step in its episode; int64 of shape (k,).
         times: When each step was made, in seconds since 1970; shape (k,).
-        beginnings: The episodes by number; also others.
+        beginnings: The episodes; also others.
         layout: Number of the layout of the fields.
         step_bytes: Bytes of the record of a step.
     """
@@ -53,7 +62,7 @@ class StepBlock:
     numbers: NDArray[np.int64]
     places: NDArray[np.int64]
     times: NDArray[np.float64]
-    beginnings: Mapping[int, EpisodeStart]
+    beginnings: NumberedEpisodes
     layout: int
     step_bytes: int
 
@@ -75,8 +84,8 @@ class StepBlock:
 
     @property
     def episodes(self) -> Collection[tuple[str, str]]:
-        """The episodes that the steps may be of."""
-        return [(of.key, of.task_id) for of in self.beginnings.values()]
+        """The episodes that the steps may be of; one object for blocks with the same beginnings."""
+        return self.beginnings.names
 
     def without(self, episodes: AbstractSet[tuple[str | None, str]]) -> "StepBlock | None":
         """Return the steps of other episodes; None if there are none."""
@@ -142,7 +151,7 @@ class GrowingBlock:
         layout: Layout,
         names: Sequence[str],
         n_envs: int,
-        beginnings: Mapping[int, EpisodeStart],
+        beginnings: NumberedEpisodes,
     ) -> None:
         self._writer, self._layout, self._names = writer, layout, names
         self.row_steps, self.row_bytes = n_envs, n_envs * layout.size_bytes
@@ -169,7 +178,7 @@ class GrowingBlock:
     @property
     def episodes(self) -> Collection[tuple[str, str]]:
         """The episodes that the steps may be of."""
-        return [(of.key, of.task_id) for of in self.beginnings.values()]
+        return self.beginnings.names
 
     def without(
         self, episodes: AbstractSet[tuple[str | None, str]]
@@ -261,7 +270,8 @@ def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(order)]
     ranges: list[tuple[int, int]] = []
     beginnings: list[EpisodeStart] = []
-    every = {number: of for block in blocks for number, of in block.beginnings.items()}
+    distinct = {id(block.beginnings): block.beginnings for block in blocks}
+    every = {number: of for beginnings in distinct.values() for number, of in beginnings.items()}
     for first, after in pairwise(bounds):
         cuts = chunk_ranges(layout, sizes, first, after)
         ranges += cuts

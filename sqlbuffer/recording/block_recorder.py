@@ -88,14 +88,14 @@ class BlockRecorder:
         acts, awaited_reset = self._acts, self._awaits_reset
         ends = acts & (terminated | truncated)
         step = {**taken, "reward": reward, "terminated": terminated, "truncated": truncated}
-        last, lacks_final = after, np.zeros_like(acts)
-        if self._autoreset == "same_step" and ends.any():
+        last, lacks_final = after, None
+        if self._autoreset == "same_step" and np.count_nonzero(ends):
             last, lacks_final = self._last(after, ends, final)
         step = {**self._before, **step}
-        if lacks_final.any():
+        if lacks_final is not None and np.count_nonzero(lacks_final):
             self._write(step, last, acts & ~lacks_final)
             self._write(step, None, acts & lacks_final)
-        elif acts.any():
+        elif np.count_nonzero(acts):
             self._write(step, last, acts)
         if self._autoreset != "same_step":
             self._acts = acts & ~ends
@@ -137,7 +137,7 @@ class BlockRecorder:
 
     def _start(self, observations: Values, chosen: Flags) -> None:
         """Take the observations before the next steps of some environments."""
-        if self._before and not chosen.all():
+        if self._before and np.count_nonzero(chosen) < len(chosen):
             observations = {
                 name: _where(chosen, values, self._before[name])
                 for name, values in observations.items()

@@ -123,7 +123,10 @@ class VectorValues(SingleValues):
         return np.ones(n, bool)
 
     def taken(self, action: Any, result: Any, acts: Flags) -> Values:
-        info, has_final = result[-1], self._has_final(result[-1])
+        info = result[-1]
+        if "final_info" not in info:
+            return super().taken(action, result, acts)
+        has_final = self._has_final(info)
         values = super().taken(action, result, acts & ~has_final)
         for i in np.flatnonzero(has_final).tolist():  # the step reset it: its infos are apart
             for name in self._fields.infos[1]:
@@ -165,9 +168,7 @@ class VectorValues(SingleValues):
 
     def _has_final(self, info: Any) -> Flags:
         """Return True for each environment that the step has reset."""
-        n = self._env.num_envs
-        has_infos = "final_info" in info
-        return np.asarray(info.get("_final_info", np.ones(n)) if has_infos else np.zeros(n), bool)
+        return np.asarray(info.get("_final_info", np.ones(self._env.num_envs)), bool)
 
     def _info(self, info: Any, name: str, needed: Flags) -> NDArray[Any]:
         spec, values, n = self._fields.specs[name], info.get(name), self._env.num_envs

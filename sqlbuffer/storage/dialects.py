@@ -518,7 +518,19 @@ def insert_columns(
         if values and (values[0] is not None or values.count(None) < len(values))
     }
     rows = list(zip(*held.values(), strict=True))
-    driver, names, start = driver_of(connection), tuple(held), 0
+    insert_rows(connection, table, tuple(held), rows, n_bytes, on_conflict)
+
+
+def insert_rows(
+    connection: Connection,
+    table: str,
+    names: tuple[str, ...],
+    rows: Sequence[tuple[Any, ...]],
+    n_bytes: int,
+    on_conflict: str = "",
+) -> None:
+    """Insert rows as `insert_columns` does, given as values of the named columns."""
+    driver, start = driver_of(connection), 0
     for n in _ROWS_AT_ONCE if n_bytes <= _BYTES_AT_ONCE else (1,):
         end = start + (len(rows) - start) // n * n
         if start < end:

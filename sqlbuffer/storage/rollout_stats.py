@@ -31,7 +31,7 @@ from sqlalchemy import (
 
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects import by_database, insert_columns
+from sqlbuffer.storage.dialects import by_database, insert_rows
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
 # Before rollout_stats: rows of a dropped buffer are deleted here first, so that no trigger
@@ -206,10 +206,14 @@ class AddedSteps:
         """Return the sums of the steps of chunks."""
         added = cls()
         totals = _totals([one.chunk.reward for one in numbered])
-        for (chunk, first_seq, episode_id, *_), total in zip(numbered, totals, strict=True):
-            last_seq = first_seq + chunk.n_steps - 1
-            key = chunk.task_id, episode_id or 0
-            added._add(key, chunk.n_steps, total, first_seq, last_seq)
+        rollouts = added.rollouts
+        for one, total in zip(numbered, totals, strict=True):
+            chunk, first_seq = one.chunk, one.first_seq
+            key, n = (chunk.task_id, one.episode_id or 0), chunk.n_steps
+            if key in rollouts:
+                added._add(key, n, total, first_seq, first_seq + n - 1)
+            else:  # as always if all tasks are different
+                rollouts[key] = [n, total, first_seq, first_seq + n - 1]
         return added
 
     @classmethod
@@ -254,8 +258,8 @@ def _totals(column: Sequence[Any]) -> list[float | None]:
     if set(map(type, column)) == {np.ndarray}:
         starts = list(accumulate(map(len, column[:-1]), initial=0))
         with np.errstate(invalid="ignore", over="ignore"):
-            totals: list[float | None] = np.add.reduceat(np.concatenate(column), starts).tolist()
-        if all(-LARGEST < total < LARGEST for total in totals if total is not None):
+            totals: list[Any] = np.add.reduceat(np.concatenate(column), starts).tolist()
+        if all(-LARGEST < total < LARGEST for total in totals):
             return totals
     return list(map(_total, column))
 
@@ -303,13 +307,15 @@ FROM episodes WHERE id = ?3
 
 def sqlite_add_steps(connection: Connection, buffer_id: int, added: AddedSteps) -> None:
     """Add steps to their rollouts; triggers keep the groups."""
-    rows = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items()]
-    of_tasks = [(*row, row[1]) for row in rows if not row[2]]
+    of_tasks = [
+        (buffer_id, task_id, 0, *sums, task_id)
+        for (task_id, episode_id), sums in added.rollouts.items()
+        if not episode_id
+    ]
     if of_tasks:
-        columns = dict(zip(_SQLITE_COLUMNS, zip(*of_tasks, strict=True), strict=True))
-        insert_columns(connection, "rollout_stats", columns, 0, _SQLITE_ADD)
-    if len(of_tasks) < len(rows):
-        of_episodes = [row for row in rows if row[2]]
+        insert_rows(connection, "rollout_stats", _SQLITE_COLUMNS, of_tasks, 0, _SQLITE_ADD)
+    if len(of_tasks) < len(added.rollouts):
+        of_episodes = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items() if key[1]]
         driver_of(connection).executemany(_SQLITE_ADD_EPISODE, of_episodes)
 
 

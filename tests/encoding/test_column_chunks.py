@@ -249,3 +249,81 @@ def test_texts_that_conditions_use_are_tagged_where_json_has_none_like_them():
     layout = Layout(parse_specs({"x": {"dtype": "U3", "column": True}}))
     (chunk,) = pack_columns(layout, {"x": ["ä", "a\0b"]}).chunks
     assert chunk.fields == {"x": ["ä", {"$str": "000061;000000;000062;"}]}
+
+
+@pytest.mark.parametrize("n", [1, 7, 300])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_keys_are_grouped_as_by_a_dict(n, seed):
+    rng = np.random.default_rng(seed)
+    n_tasks = (1, 5, 1_000)[seed % 3]
+    keys = {"task_id": [f"task-{i}" for i in rng.integers(0, n_tasks, n)]}
+    if seed >= 3:
+        keys["model_version"] = rng.integers(0, 3, n).tolist()
+    columns = {"x": np.arange(n), "reward": np.arange(n) / 8, "terminated": rng.random(n) < 0.1}
+    packed = pack_columns(SMALL, {**columns, **keys})
+    places_by_key: dict[tuple, list[int]] = {}
+    for i, key in enumerate(zip(*keys.values(), strict=True)):
+        places_by_key.setdefault(key, []).append(i)
+    assert packed.order.tolist() == [i for places in places_by_key.values() for i in places]
+    done = 0
+    for chunk in packed.chunks:
+        places = packed.order[done : done + chunk.n_steps].tolist()
+        done += chunk.n_steps
+        key = (chunk.task_id, chunk.model_version)[: len(keys)]
+        assert set(places) <= set(places_by_key[key])
+        assert np.frombuffer(chunk.records, "i8").tolist() == places
+        assert chunk.reward.tolist() == columns["reward"][places].tolist()
+        assert chunk.terminated.tolist() == columns["terminated"][places].tolist()
+        numbers = [chunk.step + k for k in range(chunk.n_steps)]
+        assert (numbers if chunk.steps is None else chunk.steps.tolist()) == places
+    assert done == n
+
+
+ONE_OR_EACH = {
+    "task_id": ["a", "b", "a", "c"],
+    "agent_id": "left",
+    "step": [4, 5, 9, 2],
+    "model_version": np.array([1, 1, 2, 2]),
+    "session_id": "session",
+    "episode_id": ["e", "f", "e", "g"],
+}
+
+
+@pytest.mark.parametrize("names", [(), *((name,) for name in ONE_OR_EACH), tuple(ONE_OR_EACH)])
+def test_arrays_that_need_no_cast_are_packed_as_lists_are(names):
+    arrays = {
+        "x": np.arange(4),
+        "reward": np.arange(4) / 8,
+        "terminated": np.array([False, True, False, False]),
+        "truncated": np.zeros(4, bool),
+    }
+    keys = {name: ONE_OR_EACH[name] for name in names}
+    lists = {name: values.tolist() for name, values in arrays.items()}
+    packed, expected = (pack_columns(SMALL, {**values, **keys}) for values in (arrays, lists))
+    assert packed.order.tolist() == expected.order.tolist()
+    assert len(packed.chunks) == len(expected.chunks)
+    own = ("id", "first_time", "last_time")
+    for ours, theirs in zip(packed.chunks, expected.chunks, strict=True):
+        for name in vars(theirs).keys() - {*own}:
+            left, right = (
+                value.tolist() if isinstance(value, np.ndarray) else value
+                for value in (getattr(ours, name), getattr(theirs, name))
+            )
+            assert left == right, name
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"task_id": ["a"] * 3}, "task_id: expected 4 values"),
+        ({"id": "abcd"}, "id: expected a column"),
+        ({"step": [1, 2, 3, "4"]}, "step: expected an integer"),
+        ({"parent_id": "p"}, "parent_id"),
+        ({"group_id": "g"}, "group_id"),
+        ({"tasks": ["a"] * 4}, "unknown field 'tasks'"),
+    ],
+)
+def test_wrong_keys_next_to_plain_arrays_are_named(keys, message):
+    arrays = {"x": np.arange(4), "reward": np.zeros(4), "terminated": np.zeros(4, bool)}
+    with pytest.raises(FieldError, match=message):
+        pack_columns(SMALL, {**arrays, "truncated": np.zeros(4, bool), **keys})

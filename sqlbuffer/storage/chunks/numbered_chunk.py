@@ -1,8 +1,9 @@
 """A chunk with its numbers, as it is inserted."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.storage.messages import share_payloads
 
 _ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
+_TRUE = b"\1"  # in the bytes of an array of flags
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one
 
 
@@ -55,13 +57,11 @@ class NumberedChunk(NamedTuple):
 def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
     """Return the rewards of each chunk as 64-bit numbers, NaN for none."""
     rewards = [chunk.reward for chunk in chunks]
-    if not _are_arrays(rewards) or any(chunk.payloads is not None for chunk in chunks):
+    if not _are_arrays(rewards) or {chunk.payloads is None for chunk in chunks} != {True}:
         return list(map(_reward_bytes, chunks))
     raw = _joined(rewards).astype(">f8").tobytes()
-    ends = accumulate(chunk.n_steps for chunk in chunks)
-    return [
-        raw[(end - chunk.n_steps) * 8 : end * 8] for chunk, end in zip(chunks, ends, strict=True)
-    ]
+    bounds = accumulate([8 * chunk.n_steps for chunk in chunks], initial=0)
+    return [raw[start:end] for start, end in pairwise(bounds)]
 
 
 def _reward_bytes(chunk: PackedChunk) -> bytes | None:
@@ -88,53 +88,53 @@ class FlagColumns(NamedTuple):
             if no step ended, and None if no step says if it ended.
     """
 
-    terminated: Sequence[Values | None]
-    truncated: Sequence[Values | None]
-    ends: Sequence[bytes | None]
+    terminated: list[Values | None]
+    truncated: list[Values | None]
+    ends: list[bytes | None]
 
 
 def flag_columns(chunks: Sequence[PackedChunk]) -> FlagColumns:
     """Return how the steps of each chunk ended."""
-    terminated, truncated = [c.terminated for c in chunks], [c.truncated for c in chunks]
-    have_ended, were_cut = _have_true(terminated), _have_true(truncated)
-    return FlagColumns(
-        _stored_flags(terminated, have_ended),
-        _stored_flags(truncated, were_cut),
-        [
-            _end_bytes(chunk) if ended or cut else _no_ends(chunk)
-            for chunk, ended, cut in zip(chunks, have_ended, were_cut, strict=True)
-        ],
+    terminated: list[Any] = [chunk.terminated for chunk in chunks]
+    truncated: list[Any] = [chunk.truncated for chunk in chunks]
+    given_columns = [column for column in (terminated, truncated) if not _are_missing(column)]
+    if not all(map(_are_arrays, given_columns)):
+        return FlagColumns(
+            list(map(_stored_flags, terminated)),
+            list(map(_stored_flags, truncated)),
+            list(map(_end_bytes, chunks)),
+        )
+    # Most chunks have no flag that is set.
+    stored = FlagColumns(
+        [None if terminated[0] is None else _ALL_FALSE] * len(chunks),
+        [None if truncated[0] is None else _ALL_FALSE] * len(chunks),
+        [b"" if given_columns else None] * len(chunks),
     )
+    bounds = list(accumulate([chunk.n_steps for chunk in chunks], initial=0))
+    for column in given_columns:
+        flags = _joined(column).tobytes()
+        step = flags.find(_TRUE)
+        while step >= 0:
+            place = bisect_right(bounds, step) - 1
+            stored.terminated[place] = _stored_flags(terminated[place])
+            stored.truncated[place] = _stored_flags(truncated[place])
+            stored.ends[place] = _end_bytes(chunks[place])
+            step = flags.find(_TRUE, bounds[place + 1])
+    return stored
 
 
-def _end_bytes(chunk: PackedChunk) -> bytes:
+def _stored_flags(flags: Values | None) -> Values | None:
+    return _ALL_FALSE if isinstance(flags, np.ndarray) and not flags.any() else flags
+
+
+def _end_bytes(chunk: PackedChunk) -> bytes | None:
     terminated, truncated = (
         np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
         for values in (chunk.terminated, chunk.truncated)
     )
+    if not (terminated.any() or truncated.any()):
+        return b"" if _has_flags(chunk.terminated) or _has_flags(chunk.truncated) else None
     return (terminated + np.uint8(2) * truncated).astype(np.uint8).tobytes()
-
-
-def _stored_flags(
-    column: Sequence[Values | None], have_true: Sequence[bool]
-) -> Sequence[Values | None]:
-    return [
-        _ALL_FALSE if isinstance(flags, np.ndarray) and not has_true else flags
-        for flags, has_true in zip(column, have_true, strict=True)
-    ]
-
-
-def _have_true(column: Sequence[Values | None]) -> list[bool]:
-    """Return for each chunk if a flag is set."""
-    if not _are_arrays(column):
-        return [flags is not None and True in flags for flags in column]
-    starts = list(accumulate(map(len, column[:-1]), initial=0))  # type: ignore[arg-type]
-    are_true: list[bool] = np.logical_or.reduceat(_joined(column), starts).tolist()
-    return are_true
-
-
-def _no_ends(chunk: PackedChunk) -> bytes | None:
-    return b"" if _has_flags(chunk.terminated) or _has_flags(chunk.truncated) else None
 
 
 def _has_flags(flags: Values | None) -> bool:
@@ -143,22 +143,21 @@ def _has_flags(flags: Values | None) -> bool:
 
 def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
     """Return one column of the steps of several chunks, as a JSON list for each chunk."""
-    if set(map(type, values)) == {NoneType}:
+    if _are_missing(values):
         return [None] * len(values)
     if _are_arrays(values):
-        joined = _joined(values)
-        if joined.dtype.kind == "f":
-            # For chunks of one step this takes a third of the time.
-            parts = iter((values_json(joined) or "")[1:-1].split(","))
-            return [
-                f"[{','.join(islice(parts, len(list_of_chunk)))}]"
-                for list_of_chunk in values
-                if list_of_chunk is not None
-            ]
+        # One text for all of them takes half the time.
+        text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:  # in place of infinities
+            return [f"[{numbers}]" for numbers in text.decode()[2:-2].split("],[")]
     return [
         "[]" if list_of_chunk is _ALL_FALSE else values_json(list_of_chunk)
         for list_of_chunk in values
     ]
+
+
+def _are_missing(column: Sequence[Values | None]) -> bool:
+    return set(map(type, column)) == {NoneType}
 
 
 def _are_arrays(column: Sequence[Values | None]) -> bool:
@@ -166,7 +165,8 @@ def _are_arrays(column: Sequence[Values | None]) -> bool:
 
 
 def _joined(values: Sequence[Values | None]) -> NDArray[Any]:
-    return np.concatenate([array for array in values if isinstance(array, np.ndarray)])
+    arrays: Any = values
+    return np.concatenate(arrays)
 
 
 def values_json(values: Values | None) -> str | None:

@@ -1,7 +1,8 @@
 """Inserts, reads and evicts chunks, and deletes steps of them, on SQLite."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -20,10 +21,14 @@ from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, insert_columns, number_list, run_list
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
-# Columns whose value all steps of a chunk share.
-_PLAIN = (
-    "id", "task_name", "pre_agent", "model_version", "first_time", "last_time",
-)  # fmt: skip
+# Columns of both tables that are attributes of a chunk, and those of one of them.
+_OF_BOTH = ("n_steps", "task_id", "agent_id", "step", "t")
+_OF_CHUNKS = ("id", "task_name", "pre_agent", "model_version", "first_time", "last_time")
+_OF_DATA = ("records", "block_steps", "layout", "payload_arrays")
+_LISTS = ("steps", "times", "reward", "adv_t", "v_t", "offsets")
+_PLAIN = (*_OF_BOTH, *_OF_CHUNKS, *_OF_DATA, *_LISTS, "fields", "payloads")
+_plain_of = itemgetter(*_PLAIN)
+_SIZED = ("records", "payloads", "payload_arrays")
 # The existing steps among some numbers, by chunk. The numbers belong to the buffer.
 _FOUND = f"""
 SELECT c.first_seq, c.n_steps - count(*) - (
@@ -38,13 +43,13 @@ WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
     SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq)
 GROUP BY c.key
 """
-# A chunk with a step that a lease holds stays.
+_LOW = "SELECT low_seq FROM v_windows WHERE buffer_id = ?"
 _EVICT = f"""
-DELETE FROM chunks WHERE key > :id << {NUMBER_BITS}
-  AND key <= (:id << {NUMBER_BITS})
-    + min(:hold_low, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
-  AND first_seq + n_steps - 1
-    <= min(:hold_low, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
+DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) + :bound
+  AND first_seq + n_steps - 1 <= :bound
+"""
+# A chunk with a step that a lease holds stays.
+_EVICT_NOT_LEASED = f"""{_EVICT}
   AND NOT EXISTS (
     SELECT 1 FROM queue_items q WHERE q.buffer_id = :id
     AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps
@@ -66,53 +71,51 @@ def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
-    packed = [one.chunk for one in numbered]
+    if not numbered:
+        return
+    packed, firsts, episode_ids, session_ids, _, inserted_at = zip(*numbered, strict=True)
+    plain = dict(zip(_PLAIN, zip(*map(_plain_of, map(vars, packed)), strict=True), strict=True))
+    lists = {name: json_column(plain[name]) for name in _LISTS}
     flags = flag_columns(packed)
-    firsts = [one.first_seq for one in numbered]
+    key = buffer_id << NUMBER_BITS
     of_both: dict[str, Sequence[Any]] = {
-        "key": [buffer_id << NUMBER_BITS | first for first in firsts],
+        "key": [key | first for first in firsts],
         "buffer_id": [buffer_id] * len(packed),
         "first_seq": firsts,
-        "n_steps": [chunk.n_steps for chunk in packed],
-        "task_id": [chunk.task_id for chunk in packed],
-        "agent_id": [chunk.agent_id for chunk in packed],
-        "step": [chunk.step for chunk in packed],
-        "steps": json_column([chunk.steps for chunk in packed]),
-        "episode_id": [one.episode_id for one in numbered],
-        "t": [chunk.t for chunk in packed],
+        "episode_id": episode_ids,
+        "steps": lists["steps"],
+        **{name: plain[name] for name in _OF_BOTH},
     }
     columns: dict[str, Sequence[Any]] = {
         **of_both,
-        **{name: [getattr(chunk, name) for chunk in packed] for name in _PLAIN},
-        "session_id": [one.session_id for one in numbered],
-        "times": json_column([chunk.times for chunk in packed]),
-        "reward_t": json_column([chunk.reward for chunk in packed]),
-        "adv_t": json_column([chunk.adv_t for chunk in packed]),
-        "v_t": json_column([chunk.v_t for chunk in packed]),
+        **{name: plain[name] for name in _OF_CHUNKS},
+        "session_id": session_ids,
+        "times": lists["times"],
+        "reward_t": lists["reward"],
+        "adv_t": lists["adv_t"],
+        "v_t": lists["v_t"],
         "terminated": json_column(flags.terminated),
         "truncated": json_column(flags.truncated),
         "initial_priority": json_column([one.initial_priority for one in numbered]),
-        "fields": [fields_json(chunk.fields) for chunk in packed],
+        "fields": _mapped(fields_json, plain["fields"]),
     }
-    if numbered and numbered[0].inserted_at is not None:
-        columns["inserted_at"] = [one.inserted_at for one in numbered]
+    if inserted_at[0] is not None:
+        columns["inserted_at"] = inserted_at
     data: dict[str, Sequence[Any]] = {
         **of_both,
         "rewards": reward_column(packed),
         "ends": flags.ends,
-        "records": [chunk.records for chunk in packed],
-        "block_steps": [chunk.block_steps for chunk in packed],
-        "layout": [chunk.layout for chunk in packed],
-        "offsets": json_column([chunk.offsets for chunk in packed]),
-        "payloads": [payloads_json(chunk.payloads) for chunk in packed],
-        "payload_arrays": [chunk.payload_arrays for chunk in packed],
+        **{name: plain[name] for name in _OF_DATA},
+        "offsets": lists["offsets"],
+        "payloads": _mapped(payloads_json, plain["payloads"]),
     }
-    n_bytes = sum(
-        len(chunk.records) + len(chunk.payload_arrays or b"") + len(payloads or "")
-        for chunk, payloads in zip(packed, data["payloads"], strict=True)
-    )
+    n_bytes = sum([len(text) for name in _SIZED for text in data[name] if text is not None])
     insert_columns(connection, "chunks", columns, n_bytes)
     insert_columns(connection, "chunk_data", data, n_bytes)
+
+
+def _mapped(json_of: Callable[[Any], str | None], values: Sequence[Any]) -> Sequence[str | None]:
+    return values if values.count(None) == len(values) else list(map(json_of, values))
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:
@@ -373,6 +376,18 @@ def read_runs(
     return fetch(connection, _RUNS, parameters)
 
 
-def evict_chunks(connection: Connection, buffer_id: int, hold_low: int = MOST_NUMBERS) -> None:
-    """Delete chunks whose steps have all left the window and are not above a number."""
-    driver_of(connection).execute(_EVICT, {"id": buffer_id, "hold_low": hold_low})
+def evict_chunks(
+    connection: Connection,
+    buffer_id: int,
+    hold_low: int = MOST_NUMBERS,
+    *,
+    has_leases: bool = True,
+) -> None:
+    """Delete chunks whose steps have all left the window and are not above a number; those that a
+    lease holds stay, if there are leases.
+    """
+    driver = driver_of(connection)
+    window = driver.execute(_LOW, (buffer_id,)).fetchone()
+    if window is not None:  # the buffer may have been dropped
+        parameters = {"id": buffer_id, "bound": min(*window, hold_low)}
+        driver.execute(_EVICT_NOT_LEASED if has_leases else _EVICT, parameters)

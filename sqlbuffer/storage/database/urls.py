@@ -183,7 +183,11 @@ def shown_url(url: URL) -> str:
 
 def sqlite_path(url: URL) -> Path:
     """Return the file that a resolved SQLite URL names."""
-    name = url.database or ""
+    return path_of_database(url.database or "")
+
+
+def path_of_database(name: str) -> Path:
+    """Return the file that the database of a resolved SQLite URL names."""
     if not name.startswith("file:"):
         return Path(name.partition("?")[0])
     return Path(unquote(name.removeprefix("file:").partition("?")[0]))

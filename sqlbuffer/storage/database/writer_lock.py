@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.storage.database.sqlite import close_own, open_own
-from sqlbuffer.storage.database.urls import is_memory, sqlite_path
+from sqlbuffer.storage.database.urls import is_memory, path_of_database
 
 try:
     import fcntl
@@ -23,7 +24,12 @@ def lock_path(url: URL) -> Path | None:
     """Return the file that writers of a database queue on; None if the database has no file."""
     if url.get_backend_name() != "sqlite" or is_memory(url):
         return None
-    return Path(f"{sqlite_path(url)}.lock")
+    return _lock_of(str(url.database))
+
+
+@lru_cache(maxsize=64)
+def _lock_of(database: str) -> Path:
+    return Path(f"{path_of_database(database)}.lock")
 
 
 @contextmanager

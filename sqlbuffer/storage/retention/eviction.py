@@ -81,7 +81,7 @@ def sqlite_evict(connection: Connection, buffer_id: int) -> None:
         if unit == "row":
             bound = MOST_NUMBERS if hold_low is None else hold_low
             if capacity is not None and has_chunks:
-                sqlite_evict_chunks(connection, buffer_id, bound)
+                sqlite_evict_chunks(connection, buffer_id, bound, has_leases=bool(has_queue))
             elif capacity is not None:
                 deletion = _EVICT_NOT_LEASED if has_queue else _EVICT
                 driver.execute(deletion, {"id": buffer_id, "n": capacity, "hold_low": bound})

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,15 +71,15 @@ class ChunkBatch:
     whole: EpisodeKey | None = None
     ignore: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def n_steps(self) -> int:
         """Number of their steps."""
-        return sum(chunk.n_steps for chunk in self.chunks)
+        return sum([chunk.n_steps for chunk in self.chunks])
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         """Size of their fields and arrays in bytes."""
-        return sum(len(c.records) + len(c.payload_arrays or b"") for c in self.chunks)
+        return sum([len(c.records) + len(c.payload_arrays or b"") for c in self.chunks])
 
 
 _PLAIN = (
@@ -329,6 +329,7 @@ class StepOutcomes:
 
     Attributes:
         starts: The first step of each chunk, and the number of steps.
+        are_new: True while all steps are to be stored, as most are.
         is_new: True for steps to be stored; bool of shape (n,).
         seqs: Their numbers, stored now or held before; -1 without one. int64 of shape (n,).
     """
@@ -337,8 +338,9 @@ class StepOutcomes:
         self, layout: Layout, packed_chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
     ) -> None:
         self._layout, self._chunks, self._ignore = layout, packed_chunks, ignore
-        self.starts = list(accumulate((chunk.n_steps for chunk in packed_chunks), initial=0))
+        self.starts = list(accumulate([chunk.n_steps for chunk in packed_chunks], initial=0))
         n = self.starts[-1]
+        self.are_new = True
         self.is_new = np.ones(n, bool)
         self.seqs = np.full(n, -1, np.int64)
         self._is_same = np.zeros(n, bool)
@@ -346,12 +348,14 @@ class StepOutcomes:
 
     def places(self, i: int) -> Places:
         """Return the places of the new steps of a chunk."""
+        if self.are_new:
+            return np.arange(self._chunks[i].n_steps)
         return np.flatnonzero(self.is_new[self.starts[i] : self.starts[i + 1]])
 
     def refuse(self, i: int, places: Sequence[int] | Places, *, same: bool = False) -> None:
         """Mark steps of a chunk as conflicts, or as duplicates."""
         indexes = self.starts[i] + np.asarray(places, np.int64)
-        self.is_new[indexes], self._is_same[indexes] = False, same
+        self.are_new, self.is_new[indexes], self._is_same[indexes] = False, False, same
 
     def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
         """Compare steps of a chunk, by place, with the steps that the buffer holds there."""
@@ -363,7 +367,7 @@ class StepOutcomes:
             stored = held[places[0]].stored.chunk
             same = same_steps(self._layout, self._chunks[i], places, stored, theirs, self._ignore)
             indexes = self.starts[i] + np.array(places, np.int64)
-            self.is_new[indexes], self._is_same[indexes] = False, same
+            self.are_new, self.is_new[indexes], self._is_same[indexes] = False, False, same
             self.seqs[indexes] = [held[place].seq for place in places]
 
     def repeat(self, first: tuple[int, int], again: tuple[int, int]) -> None:
@@ -379,7 +383,7 @@ class StepOutcomes:
 
     def pieces(self) -> list[tuple[int, PackedChunk]]:
         """Return the new steps as chunks in order, each with the index of its original chunk."""
-        if self.is_new.all():
+        if self.are_new:
             return list(enumerate(self._chunks))
         pieces = []
         for i, chunk in enumerate(self._chunks):
@@ -399,7 +403,10 @@ class StepOutcomes:
 
     def number(self, first_seq: int) -> None:
         """Set consecutive numbers for the new steps."""
-        self.seqs[self.is_new] = first_seq + np.arange(self.is_new.sum())
+        if self.are_new:
+            self.seqs = np.arange(first_seq, first_seq + len(self.seqs))
+        else:
+            self.seqs[self.is_new] = first_seq + np.arange(self.is_new.sum())
 
     def result(self, order: Places | None) -> StoreResult:
         """Return the result of the write.
@@ -414,7 +421,7 @@ class StepOutcomes:
         if order is not None:
             seqs = np.empty(n, np.int64)
             seqs[order] = self.seqs
-        n_new = int(self.is_new.sum())
+        n_new = n if self.are_new else int(self.is_new.sum())
         if n_new == n:
             return StoreResult(n, 0, 0, (), seqs)
         positions = np.arange(n) if order is None else order
@@ -510,18 +517,19 @@ class _Insertion:
         reserved = None
         while pieces := self._outcomes.pieces():
             packed_chunks = [piece for _, piece in pieces]
-            n_steps = sum(chunk.n_steps for chunk in packed_chunks)
             if reserved is None:
+                n_steps = sum([chunk.n_steps for chunk in packed_chunks])
                 reserved = reserve_steps(
                     self._connection, self._buffer_id, n_steps, largest_priority(packed_chunks),
                     None if once is None else once.note,
                 )  # fmt: skip
             first_seq, priority = reserved
             session_numbers = session_ids(self._connection, self._buffer_id, packed_chunks)
-            numbered, seq = [], first_seq
-            for (i, chunk), session in zip(pieces, session_numbers, strict=True):
-                numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
-                seq += chunk.n_steps
+            firsts = accumulate([chunk.n_steps for chunk in packed_chunks], initial=first_seq)
+            numbered = [
+                NumberedChunk(chunk, seq, self._episode_ids[i], session, priority)
+                for (i, chunk), session, seq in zip(pieces, session_numbers, firsts, strict=False)
+            ]
             if self._insert_ids(numbered):
                 numbered = self._appended(numbered)
                 self._outcomes.number(first_seq)
@@ -579,10 +587,15 @@ class _Insertion:
         """Return the error for the first new step that comes after a later one of its episode."""
         last = {id_: (step, ", which is stored") for id_, step in self._newest.items()}
         for i, chunk in enumerate(self._chunks):
-            episode_id, places = self._episode_ids[i], self._outcomes.places(i)
-            if episode_id is None or chunk.makes_steps or not len(places):
+            episode_id = self._episode_ids[i]
+            if episode_id is None or chunk.makes_steps:
                 continue
-            steps = step_numbers(chunk, places)
+            places: Sequence[int] | Places = (0, chunk.n_steps - 1)
+            if chunk.steps is not None or not self._outcomes.are_new:
+                places = self._outcomes.places(i)
+            if not len(places):
+                continue
+            steps = step_numbers(chunk, np.asarray(places))
             before, where = last.get(episode_id, (None, ""))
             if before is not None and steps[0] < before:
                 return _out_of_order(chunk, steps[0], f"{before}{where}")
@@ -593,6 +606,8 @@ class _Insertion:
 
     def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
         """Set the places of steps that are appended to episodes, and advance the episodes."""
+        if not self._next_ts:
+            return numbered
         next_ts, newest, placed = dict(self._next_ts), dict(self._newest), []
         for numbered_chunk in numbered:
             episode_id, chunk = numbered_chunk.episode_id, numbered_chunk.chunk
@@ -606,8 +621,7 @@ class _Insertion:
                 numbered_chunk = numbered_chunk._replace(chunk=chunk)
             placed.append(numbered_chunk)
         spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
-        if spans:
-            advance(self._connection, spans)
+        advance(self._connection, spans)
         return placed
 
     def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
@@ -615,7 +629,8 @@ class _Insertion:
         ids = {
             numbered_chunk.first_seq + place: id_
             for numbered_chunk in numbered
-            for place, id_ in enumerate(numbered_chunk.chunk.ids or ())
+            if numbered_chunk.chunk.ids is not None
+            for place, id_ in enumerate(numbered_chunk.chunk.ids)
         }
         try:
             if ids:

@@ -633,8 +633,12 @@ def _named(
 ) -> Beginnings:
     """Return the beginnings of the episodes of steps and of endings."""
     keys = {(ending.key, ending.task_id) for ending in endings}
+    known: Collection[EpisodeKey] | None = None
     for step in steps:
-        keys.update(step.episodes)
+        episodes = step.episodes
+        if episodes is not known:  # the blocks of a writer share them while none begins or ends
+            keys.update(episodes)
+            known = episodes
     return {key: beginning for key, beginning in beginnings.items() if key in keys}
 
 
