@@ -158,17 +158,21 @@ class FieldCopies:
             }
         )
 
-    def at(self, records: NDArray[Any], slots: Integers, name: str) -> NDArray[Any]:
-        """Return one field of some of many records, of shape (n, *shape)."""
-        copied, kind = as_records(records, self._record)[name][slots], self._kinds[name]
+    def plain(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return records that follow each other, with the values of several numbers as bytes."""
+        return as_records(rows, self._record)
+
+    def at(self, plain: NDArray[Any], slots: Integers, name: str) -> NDArray[Any]:
+        """Return one field of some of many records of `plain`, of shape (n, *shape)."""
+        copied, kind = plain[name][slots], self._kinds[name]
         return copied if kind is None else copied.view(kind)
 
     def of(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Return fields of records that follow each other, of shape (n, *shape)."""
-        plain, arrays = as_records(rows, self._record), {}
+        plain, kinds, arrays = self.plain(rows), self._kinds, {}
         for name in names:
-            copied, kind = plain[name].copy(), self._kinds[name]
-            arrays[name] = copied if kind is None else copied.view(kind)
+            kind = kinds[name]
+            arrays[name] = plain[name].copy() if kind is None else plain[name].copy().view(kind)
         return arrays
 
 
