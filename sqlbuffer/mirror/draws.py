@@ -1,6 +1,7 @@
 """Draw batches of any kind from the memory of a mirror."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -524,11 +525,12 @@ class MemoryDraws:
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
             batch, head, clock = self.read(form, node, draw_from)
-            if batch.n_rows < n and form.needs_ends and not self._refreshing.is_cut_off:
+            n_found = batch.n_rows
+            if n_found < n and form.needs_ends and not self._refreshing.is_cut_off:
                 # The end of an episode may wait to be stored.
                 self._store.own_writes.store()
                 batch, head, clock = self.read(form, node, draw_from)
-            n_found = batch.n_rows
+                n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
             put_rewards(form, batch)
@@ -552,7 +554,9 @@ class MemoryDraws:
         Raises:
             FieldError: A field is unknown.
         """
-        return self._form_of(("steps", fields), lambda: StepForm.of(self._settings.fields, fields))
+        key = len(self._settings.fields.specs), fields
+        known: StepForm | None = self._known_form(key)
+        return known or self._kept_form(key, StepForm.of(self._settings.fields, fields))
 
     def transition_form(
         self,
@@ -570,32 +574,36 @@ class MemoryDraws:
         Raises:
             FieldError: See `TransitionForm.of`.
         """
-        return self._form_of(
-            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single, relabel),
-            lambda: TransitionForm.of(
-                self._settings.fields, n_step, gamma, names=fields, stack=stack,
-                terminal_field=terminal_field, sequence_fields=sequence_fields,
-                skip_single=skip_single, relabel=relabel,
-            ),
+        key = (
+            len(self._settings.fields.specs), n_step, gamma, fields, stack, terminal_field,
+            sequence_fields, skip_single, relabel,
         )  # fmt: skip
+        known: TransitionForm | None = self._known_form(key)
+        if known is not None:
+            return known
+        form = TransitionForm.of(
+            self._settings.fields, n_step, gamma, names=fields, stack=stack,
+            terminal_field=terminal_field, sequence_fields=sequence_fields,
+            skip_single=skip_single, relabel=relabel,
+        )  # fmt: skip
+        return self._kept_form(key, form)
 
-    def _form_of(self, arguments: tuple[Any, ...], make: Callable[[], F]) -> F:
-        """Return the form that was made for these arguments, or make it."""
-        key = (len(self._settings.fields.specs), *arguments)
+    def _known_form(self, key: tuple[Any, ...]) -> Any:
+        """Return the form that was made for these arguments; None if there is none."""
         try:
-            try:
-                known = self._forms.get(key)
-            except TypeError:  # a list, or a dict
-                key = _hashable(key)
-                known = self._forms.get(key)
-        except Exception:  # values that cannot be hashed or compared
-            return make()  # raises the right error
-        if known is None:
-            known = make()
+            return self._forms.get(key)
+        except TypeError:  # a list, or a dict
+            with suppress(Exception):
+                return self._forms.get(_hashable(key))
+        except Exception:  # values that cannot be compared
+            pass
+        return None
+
+    def _kept_form(self, key: tuple[Any, ...], form: F) -> F:
+        with suppress(Exception):  # values that cannot be hashed or compared
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
-            self._forms[key] = known
-        form: F = known
+            self._forms[_hashable(key)] = form
         return form
 
     def read(

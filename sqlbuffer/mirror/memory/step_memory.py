@@ -269,7 +269,7 @@ class StepMemory:
         self._records, self._links = arrays["records"], arrays["links"]
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._record_bytes = as_records(self._records, bytes_of(self.record))
-        self._plain_records = self.copies.plain(self._records)
+        self._plain_records = as_records(self._records, self.copies.plain)
         self._link_bytes = as_records(self._links, bytes_of(LINK))
         self.is_drawable = arrays["is_drawable"]
         self.limits.use(arrays)
@@ -291,8 +291,8 @@ class StepMemory:
         return slots, self.gathered_records(slots)
 
     def gathered_records(self, slots: Integers) -> NDArray[Any]:
-        """Return copies of records, of shape (n,)."""
-        return as_records(self._record_bytes.take(slots), self.record)
+        """Return copies of records, of shape (n,) and dtype `copies.plain`."""
+        return as_records(self._record_bytes.take(slots), self.copies.plain)
 
     def gathered_field(self, name: str, slots: Integers) -> NDArray[Any]:
         """Return copies of a small field, of shape (n, *shape): half the time of whole records."""
