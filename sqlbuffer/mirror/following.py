@@ -550,8 +550,9 @@ class Refreshing:
     def _check_open(self) -> None:
         """Raise if the mirror cannot be used; read the buffer again after a failed look."""
         check_open(self._closed, self._pid)
-        if self._is_torn:
-            self.refresh_once()
+        # Without the lock, it is also True while the thread makes a change.
+        if self._is_torn and self.read(lambda _: self._is_torn):
+            self.refresh_once(0.0)
 
     def update_priorities(self, seqs: Integers, values: Reals) -> int:
         """Set the priorities of steps, each given once; return how many are in memory.
