@@ -390,11 +390,11 @@ class Refreshing:
             return
         self._closed.set()
         if self._publisher is None:
-            with self._looking:
-                try:
-                    if self._pid == os.getpid():
-                        self._own.write(self.memory)
-                finally:
+            try:
+                if self._pid == os.getpid():
+                    self._own.write(lambda: self.memory, self._looking)
+            finally:
+                with self._looking:
                     self._feed.leave()
             return
         # The registration stays, for the process that continues; it is removed after a minute.
@@ -420,9 +420,10 @@ class Refreshing:
             write_s: Seconds to write; the rest is written later.
         """
         try:
-            with self._looking, without_repeats():
+            with without_repeats():
                 failure = self._write(write_s)
-                self._look()
+                with self._looking:
+                    self._look()
                 if failure is not None:
                     raise failure
         except BaseException as error:
@@ -442,7 +443,7 @@ class Refreshing:
         if self._looked_at == float("-inf"):
             return None
         try:
-            self._own.write(self.memory, write_s)
+            self._own.write(lambda: self.memory, self._looking, write_s)
         except StorageUnreachableError:
             raise
         except StorageError as error:
