@@ -162,8 +162,11 @@ def _sqlite_summaries(
     driver: sqlite3.Connection, of: Blocks, seqs: Integers
 ) -> list[tuple[Any, ...]]:
     """Return what is stored of the blocks of rows, in the order of the blocks."""
-    blocks = orjson.dumps(np.unique(seqs // of.size), option=_NUMPY).decode()
-    return driver.execute(_SQLITE_BLOCKS, {"id": of.buffer_id, "blocks": blocks}).fetchall()
+    blocks = seqs // of.size
+    is_first = np.ones(len(blocks), bool)
+    np.not_equal(blocks[1:], blocks[:-1], out=is_first[1:])
+    listed = orjson.dumps(blocks[is_first], option=_NUMPY).decode()
+    return driver.execute(_SQLITE_BLOCKS, {"id": of.buffer_id, "blocks": listed}).fetchall()
 
 
 def _sqlite_change_blocks(
