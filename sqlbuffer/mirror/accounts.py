@@ -236,8 +236,9 @@ class OwnPriorities:
         priorities = memory.priorities
         slots, is_live = live_slots(memory, seqs)
         if priorities is not None:
-            slots = slots[is_live]
-            priorities.set(slots, values[is_live], memory.is_drawable)
+            if not is_live.all():
+                slots, values = slots[is_live], values[is_live]
+            priorities.set(slots, values, memory.is_drawable)
             priorities.is_own[slots] = True
         return is_live
 

@@ -565,7 +565,7 @@ class Refreshing:
         self._check_open()
         self.check_prioritized()
         is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
-        if (seqs[~is_live] > self.state.low).any():
+        if not is_live.all() and (seqs[~is_live] > self.state.low).any():
             # They may be new. Some that were found may be gone then.
             self._refresh_if_reachable()
             is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
