@@ -1,7 +1,6 @@
 """The writes of a mirror to its database: counted and logged draws, and priorities."""
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from sqlbuffer.encoding.priority_values import last_of_each
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.processes import at_process_end
+from sqlbuffer.processes import at_process_end, own_pid
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.urls import is_memory
@@ -45,12 +44,13 @@ class DrawAccounts:
     """
 
     def __init__(self, store: BufferStore, settle_s: float) -> None:
-        self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
+        self._settle_s = max(settle_s, SHORTEST_PAUSE_S)
         self._is_memory = is_memory(store.url)
         self._credits = SampleCredits(store.pacer)
         self._log = PendingLog(store.uses.log, MOST_UNLOGGED_STEPS)
+        self._pacer = store.pacer
         self._mutex, self._closed = threading.Lock(), threading.Event()
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._thread: threading.Thread | None = None
         self._settled_at = self._published_at = time.monotonic()
         self._has_drawn = False
@@ -59,7 +59,7 @@ class DrawAccounts:
     @property
     def _is_closed(self) -> bool:
         """Whether the mirror was closed, or is another process's."""
-        return self._closed.is_set() or self._pid != os.getpid()
+        return self._closed.is_set() or self._pid != own_pid()
 
     def begin(self, n: int) -> int:
         """Wait until n things may be drawn.
@@ -73,7 +73,8 @@ class DrawAccounts:
         """
         if self._is_closed:
             return 0  # the draw says so
-        self._begin()
+        if self._thread is None or self._error is not None:
+            self._begin()
         return n if self._credits.take(n) else 0
 
     def log(self, batch: Batch, clock: int | None, sampler: Sampler | None) -> None:
@@ -101,7 +102,7 @@ class DrawAccounts:
             self._credits.put_back(n_counted - n_drawn)
         if n_drawn:
             self._has_drawn = True
-            self._store.pacer.note(n_drawn, 1)
+            self._pacer.note(n_drawn, 1)
 
     def log_pass(self, batch: Batch, clock: int | None) -> None:
         """Log a batch of a pass, if the buffer logs batches."""
@@ -151,7 +152,7 @@ class DrawAccounts:
         self._credits.settle()
         if self._has_drawn and self._settled_at - self._published_at >= PUBLISH_S:
             self._has_drawn, self._published_at = False, self._settled_at
-            self._store.pacer.publish_counts()
+            self._pacer.publish_counts()
 
     def close(self) -> None:
         """Store the kept draws for the last time.

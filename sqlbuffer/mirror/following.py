@@ -33,6 +33,7 @@ from sqlbuffer.mirror.memory.step_memory import LIMIT_BYTES, StepChanges, StepMe
 from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
 from sqlbuffer.mirror.sharing import Publisher
+from sqlbuffer.processes import own_pid
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
@@ -538,10 +539,11 @@ class Refreshing:
         self._check_open()
         # A look that failed is repeated by the thread, unless a later commit shows that the
         # database is back.
-        n_seen = self._n_tried if self.is_cut_off else self._n_commits
+        error = self._error
+        n_seen = self._n_commits if error is None or not self.is_cut_off else self._n_tried
         if n_seen != self._commits.n:
             self._refresh_if_reachable()
-        error = self._error
+            error = self._error
         if error is not None and not may_pass(error):
             raise error  # it is not over once the database answers again
         if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
@@ -640,7 +642,7 @@ def check_open(closed: threading.Event, pid: int) -> None:
     """Raise BufferConfigError if a mirror was closed, or was opened by another process."""
     if closed.is_set():
         raise BufferConfigError("the mirror is closed; open another one with buffer.mirror()")
-    if pid != os.getpid():
+    if pid != own_pid():
         raise BufferConfigError(
             "the mirror was opened before this process was forked; open one in each process"
         )

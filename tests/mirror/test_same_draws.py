@@ -186,10 +186,10 @@ def test_the_steps_at_one_end_are_those_of_the_buffer(
     store(buffer, buffer_url, episodes)
     n_steps, n_transitions = len(buffer), len(every_row(buffer, "transition", n_step=n_step))
     with buffer.mirror() as mirror:
-        for n in (1, n_steps):
+        for n in {min(1, n_steps), n_steps} - {0}:  # some examples delete their only step
             assert_same_batches(
-                [buffer.sample_arrays(min(n, n_steps), sampler=sampler)],
-                [mirror.sample_arrays(min(n, n_steps), sampler=sampler)],
+                [buffer.sample_arrays(n, sampler=sampler)],
+                [mirror.sample_arrays(n, sampler=sampler)],
             )
         for n in {1, n_transitions} - {0}:
             if n <= n_transitions:
