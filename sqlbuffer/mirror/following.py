@@ -234,6 +234,8 @@ class Filling:
         if memory.priorities is not None:
             memory.priorities.is_limited = bool(state.has_quarantine) or limits != (None, None)
             _read_priorities(memory, *news.priorities)
+            if news.is_start:  # the first draw would wait for the sums of all steps
+                memory.priorities.weights(memory.is_drawable, memory.changed)
 
 
 def _stage_priorities(memory: StepMemory, chunks: Sequence[ChunkRow]) -> None:
