@@ -17,8 +17,8 @@ Reals = NDArray[np.float64]
 FAN = 16
 _BITS = 4
 _N_LEVELS = 3
-# A row multiplied by it becomes the sums of its first numbers: a third of the time of `cumsum` along
-# short rows.
+# A row multiplied by it becomes the sums of its first numbers: a third of the time of `cumsum`
+# along short rows.
 _SUMS = np.triu(np.ones((FAN, FAN)))
 # BLAS would compute larger products in several threads, and take them from the learner.
 _MULTIPLIED_AT_ONCE = 512
