@@ -165,6 +165,29 @@ def test_a_seed_repeats_batches(buffer):
         assert batches[0][0] != batches[0][1]
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_transitions_stay_the_same_while_those_of_all_steps_are_planned(buffer_url, n_step):
+    n, rng = 40_000, np.random.default_rng(0)
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        for number in range(10):
+            store_plain(buffer, number, n // 10)
+        # The first mirror plans a part of the steps at each draw, the others just what they draw.
+        with buffer.mirror() as mirror:
+            for number in range(10):
+                for _ in range(2):
+                    mirror.sample_transitions(256, n_step=n_step)
+                with buffer.mirror() as other:
+                    sampled = [
+                        source.sample_transitions(64, n_step=n_step, sampler=RandomSampler(seed=1))
+                        for source in (mirror, other)
+                    ]
+                    assert_same_batches(sampled[1:], sampled[:1])
+                changed = rng.integers(1, n, 20)
+                buffer.annotate(changed[:10], reward=rng.random(10))
+                buffer.delete(QueryBuilder().in_("seq", changed[10:].tolist()).build())
+                store_plain(buffer, 100 + number, 500)
+
+
 def test_draws_without_replacement_have_each_step_once(buffer):
     store_plain(buffer, 0, 50)
     with buffer.mirror() as mirror:
