@@ -51,7 +51,7 @@ class TransitionPlan(NamedTuple):
         frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
         next_frames: Slots of those before the observation after.
         accepted: Whether everything that is needed is there and may be sampled.
-        has_single: Whether a step without an episode may be among them.
+        has_single: Whether a step without an episode may be among the accepted ones.
         goals: Goals in hindsight, which are chosen last; None for none.
     """
 
@@ -165,9 +165,10 @@ class TransitionMaker:
         truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
         if form.relabel is not None:
             accepted &= self.have_goals(of, after, is_final)
+        has_single = bool((is_single & accepted).any())
         return TransitionPlan(
             slots, steps, returns.reward, returns.discount, returns.m, returns.terminated,
-            truncated, after, is_final, frames, next_frames, accepted, bool(is_single.any()),
+            truncated, after, is_final, frames, next_frames, accepted, has_single,
         )  # fmt: skip
 
     def have_goals(self, of: Integers, after: Integers, is_final: Flags) -> Flags:

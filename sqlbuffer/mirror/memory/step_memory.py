@@ -332,14 +332,14 @@ class StepMemory:
     def fields_at(self, slots: Integers, names: Sequence[str]) -> Arrays:
         """Return fields of steps in slots; see `StepTable.fields_at`."""
         large = self.large
-        if self.tails is None and sum(name not in large for name in names) <= 1:
-            return {
-                name: large[name].take(slots, axis=0)
-                if name in large
-                else self.gathered_field(name, slots)
-                for name in names
-            }
-        return self.fields_of(self.gathered(slots), names)
+        if self.tails is not None or len([name for name in names if name not in large]) > 1:
+            return self.fields_of(self.gathered(slots), names)
+        return {
+            name: large[name].take(slots, axis=0)
+            if name in large
+            else self.gathered_field(name, slots)
+            for name in names
+        }
 
     def episodes_of(self, steps: Gathered) -> Integers:
         """Return the number of the episode of gathered steps; see `StepTable.episodes_of`."""
