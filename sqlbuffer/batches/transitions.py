@@ -51,6 +51,7 @@ class TransitionPlan(NamedTuple):
         frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
         next_frames: Slots of those before the observation after.
         accepted: Whether everything that is needed is there and may be sampled.
+        has_single: Whether a step without an episode may be among them.
         goals: Goals in hindsight, which are chosen last; None for none.
     """
 
@@ -66,6 +67,7 @@ class TransitionPlan(NamedTuple):
     frames: Integers
     next_frames: Integers
     accepted: Flags
+    has_single: bool
     goals: "ChosenGoals[TransitionPlan] | None" = None
 
     def taken(self, index: Integers | slice) -> "TransitionPlan":
@@ -74,6 +76,7 @@ class TransitionPlan(NamedTuple):
             self.slots[index], self.steps[index], self.reward[index], self.discount[index],
             self.m[index], self.terminated[index], self.truncated[index], self.after[index],
             self.is_final[index], self.frames[index], self.next_frames[index], self.accepted[index],
+            self.has_single,
         )  # fmt: skip
 
 
@@ -164,7 +167,7 @@ class TransitionMaker:
             accepted &= self.have_goals(of, after, is_final)
         return TransitionPlan(
             slots, steps, returns.reward, returns.discount, returns.m, returns.terminated,
-            truncated, after, is_final, frames, next_frames, accepted,
+            truncated, after, is_final, frames, next_frames, accepted, bool(is_single.any()),
         )  # fmt: skip
 
     def have_goals(self, of: Integers, after: Integers, is_final: Flags) -> Flags:

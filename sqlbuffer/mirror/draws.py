@@ -73,9 +73,6 @@ class TransitionTable:
         n_step: Largest number of steps that a transition spans.
         plan: Makes the plans of slots.
         n_at_once: Returns how many slots it may plan at once.
-
-    Attributes:
-        has_single: Whether steps without an episode may be among the accepted ones.
     """
 
     def __init__(
@@ -88,15 +85,13 @@ class TransitionTable:
         self._memory, self._n_step, self._plan = memory, n_step, plan
         self._n_at_once = n_at_once
         self._n_planned, self._n_changes = 0, -1
-        self.has_single = True
         self._use(0)
 
     def _use(self, n_slots: int) -> None:
-        """Begin with no plan."""
-        self._n_filled, self._is_whole = 0, False
-        self._rows = np.zeros(n_slots, _ROW)
+        """Begin without a plan."""
+        self._n_filled, self._is_whole, self._has_single = 0, False, False
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
-        self._row_bytes = as_records(self._rows, bytes_of(_ROW))
+        self._row_bytes = np.zeros(n_slots, bytes_of(_ROW))
         self._is_accepted: Flags = np.zeros(n_slots, bool)
 
     def accepted(self, n: int) -> Flags | None:
@@ -133,7 +128,6 @@ class TransitionTable:
             if self._n_planned < WORTH_IT * n_used:
                 return
             self._use(self._memory.n_slots)
-            self.has_single = False
         self._n_planned, self._n_changes = 0, changed.n
 
     def _with_steps_before(self, slots: Integers) -> Integers:
@@ -147,7 +141,7 @@ class TransitionTable:
         return np.unique(np.concatenate(runs))
 
     def _update(self, slots: Integers) -> None:
-        memory, table = self._memory, self._rows
+        is_drawable = self._memory.is_drawable
         size = min(_PAGE, self._n_at_once(slots))
         for start in range(0, len(slots), size):
             part = slots[start : start + size]
@@ -157,10 +151,9 @@ class TransitionTable:
             rows["discount"], rows["m"] = plan.discount, plan.m
             rows["terminated"], rows["truncated"] = plan.terminated, plan.truncated
             rows["after"], rows["is_final"] = plan.after, plan.is_final
-            rows["accepted"] = accepted = plan.accepted & memory.is_drawable[part]
-            table[part], self._is_accepted[part] = rows, accepted
-            is_single = memory.gathered_links(part)["episode"] == NONE
-            self.has_single |= bool((accepted & is_single).any())
+            rows["accepted"] = self._is_accepted[part] = plan.accepted & is_drawable[part]
+            self._row_bytes[part] = as_records(rows, self._row_bytes.dtype)
+            self._has_single |= plan.has_single
 
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of steps, most of them accepted."""
@@ -169,7 +162,7 @@ class TransitionTable:
         return TransitionPlan(
             slots, nothing, rows["reward"], rows["discount"], rows["m"], rows["terminated"],
             rows["truncated"], rows["after"].astype(np.int64), rows["is_final"], nothing, nothing,
-            rows["accepted"],
+            rows["accepted"], self._has_single,
         )  # fmt: skip
 
 
@@ -319,7 +312,7 @@ class MemoryBatches:
         return self._batch(plan, NO_COLUMNS)
 
     def _batch(self, plan: Plan, columns: Any) -> Batch:
-        if self._notes_single and (self._table is None or self._table.has_single):
+        if self._notes_single and isinstance(plan, TransitionPlan) and plan.has_single:
             links = self.memory.gathered_links(plan.slots)
             if (links["episode"] == NONE).any():
                 warn_of_single_steps(*self._buffer, self._n_step)

@@ -331,8 +331,14 @@ class StepMemory:
 
     def fields_at(self, slots: Integers, names: Sequence[str]) -> Arrays:
         """Return fields of steps in slots; see `StepTable.fields_at`."""
-        if self.tails is None and len(names) == 1 and names[0] not in self.large:
-            return {names[0]: self.gathered_field(names[0], slots)}
+        large = self.large
+        if self.tails is None and sum(name not in large for name in names) <= 1:
+            return {
+                name: large[name].take(slots, axis=0)
+                if name in large
+                else self.gathered_field(name, slots)
+                for name in names
+            }
         return self.fields_of(self.gathered(slots), names)
 
     def episodes_of(self, steps: Gathered) -> Integers:
