@@ -55,12 +55,16 @@ _OF_ROW = f"(?1 << {NUMBER_BITS}) + v.column1"
 # would double the time.
 _SQLITE_SET = (
     "INSERT INTO priorities (buffer_id, seq, priority) SELECT ?1, v.column1, v.column2 "
-    "FROM (VALUES {}) AS v WHERE v.column1 > (SELECT low_seq FROM v_windows WHERE buffer_id = ?1) "
-    "AND (EXISTS (SELECT 1 FROM priorities p WHERE p.buffer_id = ?1 AND p.seq = v.column1) "
-    f"OR EXISTS (SELECT 1 FROM experiences e WHERE e.key = {_OF_ROW} AND e.seq = v.column1) "
-    f"OR {sqlite_is_in_chunk('?1', 'v.column1')}) "
+    "FROM (VALUES {}) AS v WHERE {} "
     "ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority"
 )
+_IS_HELD = (
+    "v.column1 > (SELECT low_seq FROM v_windows WHERE buffer_id = ?1) "
+    "AND (EXISTS (SELECT 1 FROM priorities p WHERE p.buffer_id = ?1 AND p.seq = v.column1) "
+    f"OR EXISTS (SELECT 1 FROM experiences e WHERE e.key = {_OF_ROW} AND e.seq = v.column1) "
+    f"OR {sqlite_is_in_chunk('?1', 'v.column1')})"
+)
+_IS_GIVEN = "v.column1 IS NOT NULL"
 _SQLITE_HELD = (
     "SELECT j.value, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
     f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value), "
@@ -108,24 +112,29 @@ def _sqlite_update_priorities(
     """Set the priorities of the rows that the buffer holds, and log them; return how many."""
     driver, listed = driver_of(connection), orjson.dumps(seqs, option=_NUMPY).decode()
     summaries = _sqlite_summaries(driver, of, seqs)
-    held = _sqlite_held(driver, of, listed) if summaries else None
-    n_set = _sqlite_set(driver, of, seqs, new)
+    if summaries:
+        rows, old = _sqlite_held(driver, of, listed)
+        new = new[np.searchsorted(seqs, rows)]
+        n_set = _sqlite_set(driver, of, rows, new, _IS_GIVEN)
+    else:
+        n_set = _sqlite_set(driver, of, seqs, new, _IS_HELD)
     if not n_set:
         _sqlite_check_there(connection, of.buffer_id)
         return 0
-    if n_set < len(seqs) and held is None:
-        held = _sqlite_held(driver, of, listed)
-    if held is not None:
-        rows, old = held
-        new = new[np.searchsorted(seqs, rows)]
+    if summaries:
         _sqlite_change_blocks(driver, of, summaries, of.changes(rows, old, new))
+    elif n_set < len(seqs):
+        rows, _ = _sqlite_held(driver, of, listed)
+        new = new[np.searchsorted(seqs, rows)]
     driver.execute(_SQLITE_RAISE, {"id": of.buffer_id, "largest": float(new.max())})
     driver.execute(_SQLITE_LOG, {"id": of.buffer_id, "seqs": listed, "origin": origin})
     return n_set
 
 
-def _sqlite_set(driver: sqlite3.Connection, of: Blocks, seqs: Integers, new: Reals) -> int:
-    """Set the priorities of the rows that the buffer holds; return how many."""
+def _sqlite_set(
+    driver: sqlite3.Connection, of: Blocks, seqs: Integers, new: Reals, condition: str
+) -> int:
+    """Set the priorities of rows that meet a condition; return how many."""
     n_set = 0
     for start in range(0, len(seqs), _SET_AT_ONCE):
         part = seqs[start : start + _SET_AT_ONCE].tolist()
@@ -134,14 +143,15 @@ def _sqlite_set(driver: sqlite3.Connection, of: Blocks, seqs: Integers, new: Rea
         values: list[Any] = [of.buffer_id] + [None] * (2 * n)
         values[1 : 2 * len(part) : 2] = part
         values[2 : 2 * len(part) + 1 : 2] = new[start : start + _SET_AT_ONCE].tolist()
-        n_set += driver.execute(_sqlite_set_statement(n), values).rowcount
+        n_set += driver.execute(_sqlite_set_statement(n, condition), values).rowcount
     return n_set
 
 
 @cache
-def _sqlite_set_statement(n: int) -> str:
+def _sqlite_set_statement(n: int, condition: str) -> str:
     """Return the statement that sets the priorities of n rows."""
-    return _SQLITE_SET.format(", ".join(f"(?{i}, ?{i + 1})" for i in range(2, 2 * n + 2, 2)))
+    values = ", ".join(f"(?{i}, ?{i + 1})" for i in range(2, 2 * n + 2, 2))
+    return _SQLITE_SET.format(values, condition)
 
 
 def _sqlite_held(driver: sqlite3.Connection, of: Blocks, listed: str) -> tuple[Integers, Reals]:
