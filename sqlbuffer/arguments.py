@@ -187,6 +187,8 @@ def checked_batch_size(batch_size: Any, sampler: Any = None, *, replace: bool = 
     if sampler is not None:
         replace = bool(getattr(sampler, "replace", False))
     if replace:
+        if type(batch_size) is int and 1 <= batch_size <= MOST_REPLACED:
+            return batch_size  # mostly: a draw from memory would notice the call
         more = ", in a batch that is drawn with replacement"
         return checked_integer(batch_size, "batch_size", 1, MOST_REPLACED, more=more)
     return checked_count(batch_size, "batch_size", 1)

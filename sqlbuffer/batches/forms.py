@@ -122,6 +122,22 @@ class TransitionForm:
         return max(self.stack.values(), default=1) - 1
 
     @cached_property
+    def plain_names(self) -> Sequence[str]:
+        """The fields of the first step that are not stacked."""
+        return [name for name in self.names if name not in self.stack]
+
+    @cached_property
+    def plain_following(self) -> Sequence[str]:
+        """The fields with the observations after that are not stacked."""
+        prefix = NEXT if self.has_next else ""
+        return [prefix + name for name in self.following if name not in self.stack]
+
+    @cached_property
+    def values(self) -> Sequence[str]:
+        """The late values of the first step, `adv_t` and `v_t`."""
+        return [name for name in self.built_in if name in ON_REQUEST]
+
+    @cached_property
     def needs_ends_alone(self) -> bool:
         """True if fields of the first and the last step are needed, and of none between them."""
         stored_sequences = {*self.sequence_fields} - {"reward", *ON_REQUEST}

@@ -125,6 +125,9 @@ class StepTable(Protocol):
     def fields_of(self, steps: Any, names: Sequence[str], built_in: Sequence[str] = ()) -> Arrays:
         """Return fields of gathered steps, as `StepsAt` does."""
 
+    def fields_at(self, slots: Integers, names: Sequence[str]) -> Arrays:
+        """Return fields of the steps in some slots, shape (n,), as `StepsAt` does."""
+
     def episodes_of(self, steps: Any) -> Integers:
         """Return the number of the episode of gathered steps, `NONE` for none; shape (n,)."""
 

@@ -1,8 +1,7 @@
 """Transitions: steps with their n-step returns and the observations after them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from sqlbuffer.batches.step_table import (
     StepTable,
     as_float32,
     chains,
-    info_with,
     longest,
     with_zeros,
 )
@@ -34,47 +32,51 @@ from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST
 from sqlbuffer.spaces import NEXT
-from sqlbuffer.steps import Batch, Returns, n_step_returns
+from sqlbuffer.steps import Batch, n_step_returns
 
 
-@dataclass(frozen=True)
-class TransitionPlan:
+class TransitionPlan(NamedTuple):
     """Transitions before their fields are read.
 
     Attributes:
         slots: Slots of first steps, shape (b,).
         steps: Slots of all steps, shape (b, n); -1 where one is missing.
-        truncated: Whether the episode was cut at the last step, shape (b,).
-        returns: Their returns.
+        reward: Their n-step returns, shape (b,).
+        discount: Discounts of what comes after, 0 where the episode terminated, shape (b,).
+        m: Numbers of steps: n, or fewer if the episode ends before, shape (b,).
+        terminated: Whether the episode terminated at the last step, shape (b,).
+        truncated: Whether it was cut there, shape (b,).
         after: Slots of the steps that have the observations after; -1 if there is none.
         is_final: Whether it is the final observation of the episode.
         frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
         next_frames: Slots of those before the observation after.
         accepted: Whether everything that is needed is there and may be sampled.
+        has_single: Whether a step without an episode may be among the accepted ones.
         goals: Goals in hindsight, which are chosen last; None for none.
     """
 
     slots: Integers
     steps: Integers
+    reward: NDArray[np.floating[Any]]
+    discount: NDArray[np.floating[Any]]
+    m: NDArray[np.signedinteger[Any]]
+    terminated: Flags
     truncated: Flags
-    returns: Returns
     after: Integers
     is_final: Flags
     frames: Integers
     next_frames: Integers
     accepted: Flags
+    has_single: bool
     goals: "ChosenGoals[TransitionPlan] | None" = None
 
     def taken(self, index: Integers | slice) -> "TransitionPlan":
-        """Return some of them."""
-        of_plan = self.returns
-        returns = Returns(
-            of_plan.reward[index], of_plan.discount[index], of_plan.m[index], of_plan.ended[index],
-            of_plan.terminated[index], of_plan.complete[index],
-        )  # fmt: skip
+        """Return some of them, before goals are chosen."""
         return TransitionPlan(
-            self.slots[index], self.steps[index], self.truncated[index], returns, self.after[index],
+            self.slots[index], self.steps[index], self.reward[index], self.discount[index],
+            self.m[index], self.terminated[index], self.truncated[index], self.after[index],
             self.is_final[index], self.frames[index], self.next_frames[index], self.accepted[index],
+            self.has_single,
         )  # fmt: skip
 
 
@@ -163,9 +165,11 @@ class TransitionMaker:
         truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
         if form.relabel is not None:
             accepted &= self.have_goals(of, after, is_final)
+        has_single = bool((is_single & accepted).any())
         return TransitionPlan(
-            slots, steps, truncated, returns, after, is_final, frames, next_frames, accepted
-        )
+            slots, steps, returns.reward, returns.discount, returns.m, returns.terminated,
+            truncated, after, is_final, frames, next_frames, accepted, has_single,
+        )  # fmt: skip
 
     def have_goals(self, of: Integers, after: Integers, is_final: Flags) -> Flags:
         """Return of which transitions the episode has ended, and the goal after them is stored.
@@ -275,7 +279,7 @@ class TransitionMaker:
         if plan_of is None:
             plan_of = self._plan_of_goals
         goals = chosen_goals(self.form.relabel, self.table, plan.slots, plan_of, rng)
-        return replace(plan, goals=goals)
+        return plan._replace(goals=goals)
 
     def _plan_of_goals(self, table: StepTable, slots: Integers) -> TransitionPlan:
         return self._of_goals(table).plan(slots)
@@ -295,27 +299,30 @@ class TransitionMaker:
 
     def batch(self, plan: TransitionPlan, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
         """Return the transitions of a plan; see `Maker.batch`."""
-        table, form, returns = self.table, self.form, plan.returns
+        table, form = self.table, self.form
         steps = table.gathered(plan.slots)
-        plain = [name for name in form.names if name not in form.stack]
-        arrays = table.fields_of(steps, plain)
+        arrays = table.fields_of(steps, form.plain_names)
         if form.stack:
             arrays = self._with_stacks(plan, arrays)
-        arrays["reward"] = as_float32(returns.reward)
-        arrays["discount"] = as_float32(returns.discount)
-        arrays["terminated"] = returns.terminated
+        arrays["reward"] = as_float32(plan.reward)
+        arrays["discount"] = as_float32(plan.discount)
+        arrays["terminated"] = plan.terminated.copy()
         if "truncated" in form.built_in:
-            arrays["truncated"] = plan.truncated
-        if values := [name for name in form.built_in if name in ON_REQUEST]:
-            arrays |= table.fields_of(steps, [], values)
+            arrays["truncated"] = plan.truncated.copy()
+        if form.values:
+            arrays |= table.fields_of(steps, [], form.values)
         arrays |= self._following(plan, steps)
         if form.sequence_fields:
             arrays |= self._sequences(plan)
-        more = {"n_steps": returns.m}
+        of_goals: Arrays = {}
         if plan.goals is not None:
             self._put_goals(plan.goals, arrays)
-            more |= plan.goals.info(len(plan.slots))
-        info = info_with(table.info_of(steps, with_place=True), more)
+            of_goals = plan.goals.info(len(plan.slots))
+        info_of_steps, m = table.info_of(steps, with_place=True), plan.m
+
+        def info() -> "Arrays":
+            return info_of_steps() | {"n_steps": m.astype(np.int64)} | of_goals
+
         return Batch({**arrays, **columns}, info, form.structure)
 
     def _with_stacks(self, plan: TransitionPlan, plain: Arrays) -> Arrays:
@@ -331,14 +338,20 @@ class TransitionMaker:
     def _following(self, plan: TransitionPlan, steps: Any) -> Arrays:
         """Return the observations after, `{next_<name>: array}`."""
         form, table = self.form, self.table
-        prefix = NEXT if form.has_next else ""
-        plain = [name for name in form.following if name not in form.stack]
-        after = self._gather(plan.after, [prefix + name for name in plain])
+        if not form.has_next:
+            after = self._gather(plan.after, form.plain_following)
+        elif form.n_step == 1:  # they are fields of the steps themselves
+            after = table.fields_of(steps, form.plain_following)
+        else:
+            after = table.fields_at(plan.after, form.plain_following)
+        if form.has_next and not form.stack:
+            return after
         ending, finals = np.zeros(0, np.int64), Arrays()
         if np.count_nonzero(plan.is_final):
             ending = np.flatnonzero(plan.is_final)
             blobs = table.episodes.finals[table.episodes_of(steps)[ending]].tolist()
             finals = self._observation.unpack(blobs, form.following)
+        prefix = NEXT if form.has_next else ""
         following: Arrays = {}
         for name in form.following:
             k = form.stack.get(name)
@@ -369,7 +382,7 @@ class TransitionMaker:
 
     def _sequences(self, plan: TransitionPlan) -> Arrays:
         """Return fields of each step, of shape (b, n_step, *shape), zeros behind the last."""
-        within = np.arange(plan.steps.shape[1]) < plan.returns.m[:, None]
+        within = np.arange(plan.steps.shape[1]) < plan.m[:, None]
         steps = self.table.at(np.where(within, plan.steps, NONE))
         sequences: Arrays = {}
         for name in self.form.sequence_fields:

@@ -114,9 +114,7 @@ class RowChanges:
         """Set the priorities of rows."""
         check_kept(self._store.info.config.priorities.enabled)
         update = checked_update(seqs, priorities, eps)
-        n_updated = self._store.priorities.update_priorities(
-            update.seqs.tolist(), update.priorities.tolist()
-        )
+        n_updated = self._store.priorities.update_priorities(update.seqs, update.priorities)
         return PriorityUpdate(n_updated, len(update.seqs) - n_updated)
 
     def quarantine(self, rows: Rows, reason: str | None) -> int:

@@ -1,11 +1,11 @@
 """The writes of a mirror to its database: counted and logged draws, and priorities."""
 
 import math
-import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from threading import RLock
+from threading import Lock, RLock
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -16,7 +16,7 @@ from sqlbuffer.encoding.priority_values import last_of_each
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.processes import at_process_end
+from sqlbuffer.processes import at_process_end, own_pid
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.urls import is_memory
@@ -44,12 +44,13 @@ class DrawAccounts:
     """
 
     def __init__(self, store: BufferStore, settle_s: float) -> None:
-        self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
+        self._settle_s = max(settle_s, SHORTEST_PAUSE_S)
         self._is_memory = is_memory(store.url)
         self._credits = SampleCredits(store.pacer)
         self._log = PendingLog(store.uses.log, MOST_UNLOGGED_STEPS)
+        self._pacer = store.pacer
         self._mutex, self._closed = threading.Lock(), threading.Event()
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._thread: threading.Thread | None = None
         self._settled_at = self._published_at = time.monotonic()
         self._has_drawn = False
@@ -58,7 +59,7 @@ class DrawAccounts:
     @property
     def _is_closed(self) -> bool:
         """Whether the mirror was closed, or is another process's."""
-        return self._closed.is_set() or self._pid != os.getpid()
+        return self._closed.is_set() or self._pid != own_pid()
 
     def begin(self, n: int) -> int:
         """Wait until n things may be drawn.
@@ -72,7 +73,8 @@ class DrawAccounts:
         """
         if self._is_closed:
             return 0  # the draw says so
-        self._begin()
+        if self._thread is None or self._error is not None:
+            self._begin()
         return n if self._credits.take(n) else 0
 
     def log(self, batch: Batch, clock: int | None, sampler: Sampler | None) -> None:
@@ -100,7 +102,7 @@ class DrawAccounts:
             self._credits.put_back(n_counted - n_drawn)
         if n_drawn:
             self._has_drawn = True
-            self._store.pacer.note(n_drawn, 1)
+            self._pacer.note(n_drawn, 1)
 
     def log_pass(self, batch: Batch, clock: int | None) -> None:
         """Log a batch of a pass, if the buffer logs batches."""
@@ -150,7 +152,7 @@ class DrawAccounts:
         self._credits.settle()
         if self._has_drawn and self._settled_at - self._published_at >= PUBLISH_S:
             self._has_drawn, self._published_at = False, self._settled_at
-            self._store.pacer.publish_counts()
+            self._pacer.publish_counts()
 
     def close(self) -> None:
         """Store the kept draws for the last time.
@@ -199,8 +201,12 @@ Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-# Writers wait for a transaction of that many for about 50 ms.
-WRITTEN_AT_ONCE = 2_048
+# One transaction writes at most that many: other writers, and looks, wait for it for about 10 ms.
+WRITTEN_AT_ONCE = 4_096
+# Slots that are searched while draws wait.
+_SEARCHED_AT_ONCE = 16_384
+# A draw goes on before what follows.
+_YIELD_S = 0.0005
 
 
 class OwnPriorities:
@@ -215,6 +221,10 @@ class OwnPriorities:
     def __init__(self, store: BufferStore, origin: str, lock: RLock) -> None:
         self._store, self._origin, self._lock = store, origin, lock
         self._kept: tuple[Integers, Reals] = np.zeros(0, np.int64), np.zeros(0)
+        # Held by the thread that writes.
+        self._writing = Lock()
+        # The slot that the next search begins with.
+        self._next = 0
 
     def set(self, memory: StepMemory, seqs: Integers, values: Reals) -> Flags:
         """Set the priorities of steps; return True for those in memory.
@@ -227,50 +237,99 @@ class OwnPriorities:
         priorities = memory.priorities
         slots, is_live = live_slots(memory, seqs)
         if priorities is not None:
-            slots = slots[is_live]
-            priorities.set(slots, values[is_live], memory.is_drawable)
+            if not is_live.all():
+                slots, values = slots[is_live], values[is_live]
+            priorities.set(slots, values, memory.is_drawable)
             priorities.is_own[slots] = True
         return is_live
 
-    def write(self, memory: StepMemory, for_s: float = math.inf) -> None:
-        """Write the kept priorities to the database; failed writes are repeated later.
+    def write(
+        self, memory: Callable[[], StepMemory], looking: Lock, for_s: float = math.inf
+    ) -> None:
+        """Write the set priorities to the database, some at a time; failed writes are repeated
+        later.
 
         Args:
-            memory: The steps.
+            memory: Returns the steps.
+            looking: Held for each transaction: a look must not read what is being written.
             for_s: Seconds to write for; the rest is written later.
 
         Raises:
             StorageError: The database cannot be written.
         """
-        priorities, until = memory.priorities, time.monotonic() + for_s
-        if priorities is None or for_s <= 0:
+        if for_s <= 0:
             return
-        self._write_kept()
-        slots, seqs, values = self._taken(memory)
-        n_written = 0
-        try:
-            while n_written < len(seqs) and time.monotonic() < until:
-                end = n_written + WRITTEN_AT_ONCE
-                self._write(seqs[n_written:end], values[n_written:end])
-                n_written = end
-        finally:
-            with self._lock:
-                slots, seqs = slots[n_written:], seqs[n_written:]
-                priorities.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
+        with self._writing:
+            self._write_all(memory, looking, for_s)
 
-    def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
-        """Return slots, numbers and values of set priorities, and mark them as written."""
-        with self._lock:
-            priorities = memory.priorities
-            if priorities is None:
-                return np.zeros(0, np.int64), *self._kept
-            slots = np.flatnonzero(priorities.is_own)
-            priorities.is_own[slots] = False
-            seqs = memory.records[SEQ][slots]
-            _, is_live = live_slots(memory, seqs)
-            slots, seqs = slots[is_live], seqs[is_live]
-            order = np.argsort(seqs)
-            return slots[order], seqs[order], priorities.values[slots[order]]
+    def _write_all(self, memory: Callable[[], StepMemory], looking: Lock, for_s: float) -> None:
+        until = time.monotonic() + for_s
+        searched_in, n_searched, n_slots = None, 0, 1
+        while n_searched < n_slots and (began_at := time.monotonic()) < until:
+            with looking:
+                self._write_kept()
+                steps = memory()
+                if steps.priorities is None:
+                    return
+                if steps is not searched_in:
+                    searched_in, n_searched = steps, 0
+                n_slots = steps.n_slots
+                n_searched += self._write_next(steps, n_slots - n_searched)
+            if for_s < math.inf:
+                # Draws and other writers get their turn.
+                time.sleep(time.monotonic() - began_at)
+
+    def _write_next(self, memory: StepMemory, n_slots: int) -> int:
+        """Write priorities of the next slots; return how many slots were searched."""
+        slots, seqs, values, n_searched = self._taken(memory, n_slots, WRITTEN_AT_ONCE)
+        time.sleep(_YIELD_S)
+        try:
+            self._write(seqs, values)
+        except BaseException:
+            with self._lock:
+                priorities = memory.priorities
+                if priorities is not None:
+                    priorities.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
+            raise
+        return n_searched
+
+    def _taken(
+        self, memory: StepMemory, n_slots: int, n: int
+    ) -> tuple[Integers, Integers, Reals, int]:
+        """Return slots, numbers and values of set priorities, and mark them as written.
+
+        Args:
+            memory: The steps.
+            n_slots: Number of slots to search.
+            n: Most priorities to return.
+
+        Returns:
+            Also how many slots were searched.
+        """
+        parts: list[tuple[Integers, Integers, Reals]] = []
+        n_taken = n_searched = 0
+        while n_taken < n and n_searched < n_slots:
+            with self._lock:
+                priorities = memory.priorities
+                if priorities is None:
+                    break
+                first = self._next if self._next < len(priorities.is_own) else 0
+                size = min(_SEARCHED_AT_ONCE, n_slots - n_searched)
+                slots = first + np.flatnonzero(priorities.is_own[first : first + size])
+                size = min(size, len(priorities.is_own) - first)
+                if len(slots) > n - n_taken:
+                    slots = slots[: n - n_taken]
+                    size = int(slots[-1]) + 1 - first
+                self._next, n_searched = first + size, n_searched + size
+                priorities.is_own[slots] = False
+                slots = slots[(memory.links["flags"][slots] & LIVE) != 0]
+                parts.append((slots, memory.records[SEQ][slots], priorities.values[slots]))
+                n_taken += len(slots)
+        if not parts:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), n_searched
+        slots, seqs, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = seqs.argsort()
+        return slots[order], seqs[order], values[order], n_searched
 
     def _write_kept(self) -> None:
         seqs, values = self._kept
@@ -280,11 +339,11 @@ class OwnPriorities:
         self._kept = seqs[:0], values[:0]
 
     def _write(self, seqs: Integers, values: Reals) -> None:
-        self._store.priorities.update_priorities(seqs.tolist(), values.tolist(), self._origin)
+        self._store.priorities.update_priorities(seqs, values, self._origin)
 
     def keep(self, memory: StepMemory) -> None:
         """Keep the unwritten priorities of a memory before the memory is dropped."""
-        _, seqs, values = self._taken(memory)
+        _, seqs, values, _ = self._taken(memory, memory.n_slots, memory.n_slots)
         seqs = np.concatenate([self._kept[0], seqs])
         distinct, last = last_of_each(seqs)
         self._kept = distinct, np.concatenate([self._kept[1], values])[last]

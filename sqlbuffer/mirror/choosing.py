@@ -89,10 +89,12 @@ class UniformChooser:
         is_drawable: Flags,
         n: int,
         accepts: Callable[[Integers], Flags] | None = None,
+        accepted: Flags | None = None,
     ) -> Chosen:
-        """Return n steps; see `Chooser.choose`."""
+        """Return n steps; see `Chooser.choose`, and for `accepted` `uniform_slots`."""
         order = memory.blocks.in_order if self.by_number else None
-        return Chosen(uniform_slots(is_drawable, self.rng, self.replace, n, accepts, order))
+        slots = uniform_slots(is_drawable, self.rng, self.replace, n, accepts, order, accepted)
+        return Chosen(slots)
 
 
 def uniform_slots(
@@ -102,6 +104,7 @@ def uniform_slots(
     n: int,
     accepts: Callable[[Integers], Flags] | None = None,
     order: Integers | None = None,
+    accepted: Flags | None = None,
 ) -> Integers:
     """Return n slots, uniform over those that may be drawn and are accepted, or fewer if there are
     fewer.
@@ -116,16 +119,22 @@ def uniform_slots(
         accepts: Function that returns True for accepted slots; all are accepted by default.
         order: Blocks of slots in use, in the order of their numbers. With them, the same numbers
             are drawn, independent of their places in memory.
+        accepted: True for slots that may be drawn and are accepted, if they are known: the same
+            slots are drawn, with fewer tests.
     """
+    tested, accepts_drawable = (is_drawable, accepts) if accepted is None else (accepted, None)
 
-    def drawable_at(places: Integers) -> Integers:
+    # In quotes: Python evaluates annotations of a nested function in each call.
+    def drawable_at(places: "Integers") -> "Integers":
         slots = places
         if order is not None:
             slots = (order[places >> _BITS] << _BITS) + (places & (BLOCK - 1))
-        return slots[is_drawable[slots]]
+        flags = tested[slots]
+        # Mostly all.
+        return slots if np.count_nonzero(flags) == len(flags) else slots[flags]
 
     n_places = len(is_drawable) if order is None else len(order) * BLOCK
-    chosen = _by_rejection(drawable_at, n_places, rng, replace, n, accepts)
+    chosen = _by_rejection(drawable_at, n_places, rng, replace, n, accepts_drawable)
     if chosen is not None:
         return chosen
     # Few slots may be drawn, or n is nearly all of them.

@@ -1,6 +1,7 @@
 """Draw batches of any kind from the memory of a mirror."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,28 +41,28 @@ from sqlbuffer.mirror.settings import MirrorSettings
 from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
-from sqlbuffer.steps import Batch, Returns
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.sampling.candidate_source import below_min_size
 from sqlbuffer.storage.store import BufferStore
 
-# It is made when that share of the steps was planned in draws: for a million steps it takes 0.4 s,
-# and saves 0.3 ms a draw.
+# It is begun when that share of the steps was planned in draws: for a million steps it takes 0.1 to
+# 0.4 s, a page in each draw, and saves 0.3 ms a draw.
 WORTH_IT = 1 / 256
 # With more changes than this share of the steps, each draw makes its own plans again.
 MOST_CHANGED = 1 / 8
-_PAGE = 65_536
+# Arrays of more slots do not fit into the caches.
+_PAGE = 16_384
+# Of 32 bytes, because numpy gathers items of a power of two faster.
 _ROW: np.dtype[Any] = np.dtype(
-    [
-        ("reward", np.float32),
-        ("discount", np.float32),
-        ("after", np.int32),
-        ("m", np.int32),
-        ("terminated", np.bool_),
-        ("truncated", np.bool_),
-        ("is_final", np.bool_),
-    ],
-    align=True,
-)
+    {
+        "names": [
+            "reward", "discount", "after", "m", "terminated", "truncated", "is_final", "accepted",
+        ],
+        "formats": [np.float32, np.float32, np.int32, np.int32, *[np.bool_] * 4],
+        "offsets": [0, 4, 8, 12, 16, 17, 18, 19],
+        "itemsize": 32,
+    }
+)  # fmt: skip
 
 
 class TransitionTable:
@@ -84,32 +85,50 @@ class TransitionTable:
         self._memory, self._n_step, self._plan = memory, n_step, plan
         self._n_at_once = n_at_once
         self._n_planned, self._n_changes = 0, -1
-        self._rows = np.zeros(0, _ROW)
-        self._is_accepted: Flags = np.zeros(0, bool)
+        self._use(0)
+
+    def _use(self, n_slots: int) -> None:
+        """Begin without a plan."""
+        self._n_filled, self._is_whole, self._has_single = 0, False, False
+        # numpy copies a structured record part by part; as plain bytes it is copied whole.
+        self._row_bytes = np.zeros(n_slots, bytes_of(_ROW))
+        self._is_accepted: Flags = np.zeros(n_slots, bool)
 
     def accepted(self, n: int) -> Flags | None:
         """Return which steps a transition can be made of, for a draw of n; None while it is cheaper
         to plan what is drawn.
         """
-        changed = self._memory.changed
-        if self._n_changes == changed.n:
-            return self._is_accepted
-        slots = None
+        changed, n_used = self._memory.changed, self._memory.blocks.n_used
+        if self._n_changes != changed.n:
+            self._follow(n, n_used)
+        if self._n_changes < 0:
+            return None
+        if self._n_filled < n_used:
+            # A page in each draw: all pages together take 0.1 to 0.4 s.
+            page = np.arange(self._n_filled, min(self._n_filled + _PAGE, n_used))
+            page = page[: self._n_at_once(page)]
+            self._update(page)
+            self._n_filled += len(page)
+        self._is_whole = self._n_filled >= n_used
+        return self._is_accepted if self._is_whole else None
+
+    def _follow(self, n: int, n_used: int) -> None:
+        """Plan the steps again that have changed, or begin with no plan."""
+        changed, slots = self._memory.changed, None
         if self._n_changes >= 0 and len(self._is_accepted) == self._memory.n_slots:
             slots = changed.since(self._n_changes)
-        n_used = self._memory.blocks.n_used
         if slots is not None and len(slots) * (self._n_step + 1) <= MOST_CHANGED * n_used + 1:
-            self._update(self._with_steps_before(slots))
+            slots = self._with_steps_before(slots)
+            if self._is_whole:
+                self._n_filled = n_used
+            self._update(slots[slots < self._n_filled])
         else:
             self._n_changes = -1
             self._n_planned += n
             if self._n_planned < WORTH_IT * n_used:
-                return None
-            self._rows = np.zeros(self._memory.n_slots, _ROW)
-            self._is_accepted = np.zeros(self._memory.n_slots, bool)
-            self._update(np.arange(n_used))
+                return
+            self._use(self._memory.n_slots)
         self._n_planned, self._n_changes = 0, changed.n
-        return self._is_accepted
 
     def _with_steps_before(self, slots: Integers) -> Integers:
         """Return slots and those of the steps whose transitions reach them."""
@@ -122,34 +141,28 @@ class TransitionTable:
         return np.unique(np.concatenate(runs))
 
     def _update(self, slots: Integers) -> None:
-        table, is_drawable = self._rows, self._memory.is_drawable
+        is_drawable = self._memory.is_drawable
         size = min(_PAGE, self._n_at_once(slots))
         for start in range(0, len(slots), size):
             part = slots[start : start + size]
             plan = self._plan(part)
             rows = np.zeros(len(part), _ROW)
-            rows["reward"] = as_float32(plan.returns.reward)
-            rows["discount"] = plan.returns.discount
-            rows["m"], rows["terminated"] = plan.returns.m, plan.returns.terminated
+            rows["reward"] = as_float32(plan.reward)
+            rows["discount"], rows["m"] = plan.discount, plan.m
+            rows["terminated"], rows["truncated"] = plan.terminated, plan.truncated
             rows["after"], rows["is_final"] = plan.after, plan.is_final
-            rows["truncated"] = plan.truncated
-            table[part] = rows
-            self._is_accepted[part] = plan.accepted & is_drawable[part]
+            rows["accepted"] = self._is_accepted[part] = plan.accepted & is_drawable[part]
+            self._row_bytes[part] = as_records(rows, self._row_bytes.dtype)
+            self._has_single |= plan.has_single
 
     def plan(self, slots: Integers) -> TransitionPlan:
-        """Return the plan of steps that are accepted."""
-        # numpy copies a structured record part by part; as plain bytes it is copied whole.
-        plain = as_records(self._rows, bytes_of(_ROW))
-        rows = as_records(plain.take(slots), _ROW)
+        """Return the plan of steps, most of them accepted."""
+        rows = as_records(self._row_bytes.take(slots), _ROW)
         nothing = np.zeros((len(slots), 0), np.int64)
-        yes = np.ones(len(slots), bool)
-        returns = Returns(
-            rows["reward"], rows["discount"], rows["m"].astype(np.int64), yes,
-            rows["terminated"].copy(), yes,
-        )  # fmt: skip
         return TransitionPlan(
-            slots, nothing, rows["truncated"].copy(), returns, rows["after"].astype(np.int64),
-            rows["is_final"], nothing, nothing, yes,
+            slots, nothing, rows["reward"], rows["discount"], rows["m"], rows["terminated"],
+            rows["truncated"], rows["after"].astype(np.int64), rows["is_final"], nothing, nothing,
+            rows["accepted"], self._has_single,
         )  # fmt: skip
 
 
@@ -182,7 +195,9 @@ class MemoryBatches:
         self._refused: _StepsWithoutEpisode | None = None
         self._notes_single = self._relabels = False
         if isinstance(maker, TransitionMaker) and isinstance(form, TransitionForm):
-            memory.check_kept(form.names)
+            memory.check_kept([*form.names, *form.plain_following])
+            if form.relabel is not None:
+                memory.check_kept(form.of_goals.plain_following)
             if not (form.stack or form.sequence_fields or maker.checks_ends):
                 # Without goals: if an episode has ended, it does not change the plans of its steps.
                 plain: Maker[Any] = maker_of(memory, form.without_goals, observation)
@@ -214,30 +229,34 @@ class MemoryBatches:
             matching: True for slots whose step may be a key; None: all that may be drawn.
             rng: Returns the generator that chooses goals in hindsight.
         """
-        memory, table = self.memory, self._table
+        memory, maker, table = self.memory, self._maker, self._table
+        if maker.accepts_all:
+            chosen = chooser.choose(memory, self.keys(matching), n)
+            return maker.batch(maker.plan(chosen.slots), chosen.columns)
         self._refuse_single(matching)
         if table is not None and (self._relabels or not memory.episodes.n_aborted):
             accepted = table.accepted(n)
             if accepted is not None:
                 # As without the table: a seed draws the same steps either way.
                 if self._relabels:
-                    return self._with_goals(chooser, n, matching, rng, table, accepted)
-                chosen = chooser.choose(memory, self.keys(matching), n, accepted.__getitem__)
+                    return self._with_goals(chooser, n, matching, rng, table)
+                keys, are_accepted = self.keys(matching), accepted.__getitem__
+                if matching is None and isinstance(chooser, UniformChooser):
+                    chosen = chooser.choose(memory, keys, n, are_accepted, accepted)
+                else:
+                    chosen = chooser.choose(memory, keys, n, are_accepted)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
-        if self._maker.accepts_all:
-            chosen = chooser.choose(memory, self.keys(matching), n)
-            return self._batch(self._maker.plan(chosen.slots), chosen.columns)
         plans: list[Plan] = []
 
-        def accepts(slots: Integers) -> Flags:
+        def accepts(slots: "Integers") -> "Flags":
             size = self._n_at_once(slots)
             if len(slots) > size:
                 return self._accepted(slots, size)
-            plans.append(self._maker.plan(slots))
+            plans.append(maker.plan(slots))
             return plans[-1].accepted
 
         chosen = chooser.choose(memory, self.keys(matching), n, accepts)
-        plan = with_goals(self._maker, self._planned(chosen.slots, plans), rng)
+        plan = with_goals(maker, self._planned(chosen.slots, plans), rng)
         return self._batch(plan, chosen.columns)
 
     def _with_goals(
@@ -247,7 +266,6 @@ class MemoryBatches:
         matching: Flags | None,
         rng: Rng,
         table: TransitionTable,
-        accepted: Flags,
     ) -> Batch:
         """Return n transitions with goals in hindsight, of plans that are known; see `draw`."""
         memory, maker = self.memory, self._maker
@@ -257,8 +275,8 @@ class MemoryBatches:
         def plan_of(_: "StepTable", slots: "Integers") -> TransitionPlan:
             plan = table.plan(slots)
             of = memory.gathered_links(slots)["episode"]
-            plan.accepted[:] = accepted[slots] & have_goals(of, plan.after, plan.is_final)
-            return plan
+            have = have_goals(of, plan.after, plan.is_final)
+            return plan._replace(accepted=plan.accepted & have)
 
         def accepts(slots: "Integers") -> "Flags":
             return plan_of(memory, slots).accepted
@@ -294,7 +312,7 @@ class MemoryBatches:
         return self._batch(plan, NO_COLUMNS)
 
     def _batch(self, plan: Plan, columns: Any) -> Batch:
-        if self._notes_single:
+        if self._notes_single and isinstance(plan, TransitionPlan) and plan.has_single:
             links = self.memory.gathered_links(plan.slots)
             if (links["episode"] == NONE).any():
                 warn_of_single_steps(*self._buffer, self._n_step)
@@ -396,12 +414,13 @@ class _StepsWithoutEpisode:
         memory, changed = self._memory, self._memory.changed
         if self._n_changes != changed.n:
             slots = changed.since(self._n_changes) if self._n_changes >= 0 else None
+            episodes = memory.links["episode"]
             if slots is None:
-                slots, kept = np.arange(memory.blocks.n_used), self._slots[:0]
+                self._slots = np.flatnonzero(episodes[: memory.blocks.n_used] == NONE)
             else:
                 kept = np.setdiff1d(self._slots, slots)
-            new = slots[memory.links["episode"][slots] == NONE]
-            self._slots, self._n_changes = np.union1d(kept, new), changed.n
+                self._slots = np.union1d(kept, slots[episodes[slots] == NONE])
+            self._n_changes = changed.n
         if len(self._slots):
             drawable = self._slots[may_be_drawn[self._slots]]
             if len(drawable):
@@ -494,18 +513,20 @@ class MemoryDraws:
         """
         self._store.check_open()
         chooser: Chooser = self._uniform
-        rng = rng_of(sampler, lambda: self._rng)
+        rng: Rng = self._default_rng
         if sampler is not None:
+            rng = rng_of(sampler, rng)
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
         n = checked_batch_size(n, sampler, replace=True)
-        if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
+        if self._has_priorities and isinstance(sampler, PrioritizedSampler):
             self._refreshing.check_prioritized(sampler.normalize)
         if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
             self._store.own_writes.store_before_draw(n, self.n_steps)
 
+        # In quotes: Python evaluates annotations of a nested function in each call.
         def draw_from(
-            maker: MemoryBatches, matching: "Flags | None"
+            maker: "MemoryBatches", matching: "Flags | None"
         ) -> "tuple[Batch, int, int | None]":
             memory = maker.memory
             return maker.draw(chooser, n, matching, rng), memory.high, memory.clock
@@ -513,11 +534,12 @@ class MemoryDraws:
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
             batch, head, clock = self.read(form, node, draw_from)
-            if batch.n_rows < n and form.needs_ends and not self._refreshing.is_cut_off:
+            n_found = batch.n_rows
+            if n_found < n and form.needs_ends and not self._refreshing.is_cut_off:
                 # The end of an episode may wait to be stored.
                 self._store.own_writes.store()
                 batch, head, clock = self.read(form, node, draw_from)
-            n_found = batch.n_rows
+                n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
             put_rewards(form, batch)
@@ -526,6 +548,9 @@ class MemoryDraws:
         finally:
             self.accounts.end(n_counted, n_drawn)
         return batch, head
+
+    def _default_rng(self) -> np.random.Generator:
+        return self._rng
 
     def shortage(self, node: Node, sampler: Sampler | None, form: Form) -> Shortage:
         """Return why too few rows are drawn."""
@@ -538,7 +563,9 @@ class MemoryDraws:
         Raises:
             FieldError: A field is unknown.
         """
-        return self._form_of(("steps", fields), lambda: StepForm.of(self._settings.fields, fields))
+        key = len(self._settings.fields.specs), fields
+        known: StepForm | None = self._known_form(key)
+        return known or self._kept_form(key, StepForm.of(self._settings.fields, fields))
 
     def transition_form(
         self,
@@ -556,28 +583,36 @@ class MemoryDraws:
         Raises:
             FieldError: See `TransitionForm.of`.
         """
-        return self._form_of(
-            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single, relabel),
-            lambda: TransitionForm.of(
-                self._settings.fields, n_step, gamma, names=fields, stack=stack,
-                terminal_field=terminal_field, sequence_fields=sequence_fields,
-                skip_single=skip_single, relabel=relabel,
-            ),
+        key = (
+            len(self._settings.fields.specs), n_step, gamma, fields, stack, terminal_field,
+            sequence_fields, skip_single, relabel,
         )  # fmt: skip
+        known: TransitionForm | None = self._known_form(key)
+        if known is not None:
+            return known
+        form = TransitionForm.of(
+            self._settings.fields, n_step, gamma, names=fields, stack=stack,
+            terminal_field=terminal_field, sequence_fields=sequence_fields,
+            skip_single=skip_single, relabel=relabel,
+        )  # fmt: skip
+        return self._kept_form(key, form)
 
-    def _form_of(self, arguments: tuple[Any, ...], make: Callable[[], F]) -> F:
-        """Return the form that was made for these arguments, or make it."""
+    def _known_form(self, key: tuple[Any, ...]) -> Any:
+        """Return the form that was made for these arguments; None if there is none."""
         try:
-            key = _key_of((len(self._settings.fields.specs), *arguments))
-            known = self._forms.get(key)
-        except Exception:  # values that cannot be hashed or compared
-            return make()  # raises the right error
-        if known is None:
-            known = make()
+            return self._forms.get(key)
+        except TypeError:  # a list, or a dict
+            with suppress(Exception):
+                return self._forms.get(_hashable(key))
+        except Exception:  # values that cannot be compared
+            pass
+        return None
+
+    def _kept_form(self, key: tuple[Any, ...], form: F) -> F:
+        with suppress(Exception):  # values that cannot be hashed or compared
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
-            self._forms[key] = known
-        form: F = known
+            self._forms[_hashable(key)] = form
         return form
 
     def read(
@@ -594,7 +629,6 @@ class MemoryDraws:
         self._store.check_open()
         self._refreshing.prepare()
 
-        # In quotes: Python evaluates annotations of a nested function in each call.
         def of_memory(memory: "StepMemory") -> "T":
             if memory.n_live < self._min_size:
                 self._check_size(memory)
@@ -625,13 +659,10 @@ class MemoryDraws:
             raise InsufficientDataError(below_min_size(name, n, needed, why_none))
 
 
-def _key_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        hash(arguments)
-    except TypeError:
-        return tuple(
-            frozenset(argument.items()) if isinstance(argument, Mapping)
-            else tuple(argument) if isinstance(argument, list) else argument
-            for argument in arguments
-        )  # fmt: skip
-    return arguments
+def _hashable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments without lists and mappings."""
+    return tuple(
+        frozenset(argument.items()) if isinstance(argument, Mapping)
+        else tuple(argument) if isinstance(argument, list) else argument
+        for argument in arguments
+    )  # fmt: skip

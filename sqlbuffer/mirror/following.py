@@ -33,6 +33,7 @@ from sqlbuffer.mirror.memory.step_memory import LIMIT_BYTES, StepChanges, StepMe
 from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
 from sqlbuffer.mirror.sharing import Publisher
+from sqlbuffer.processes import own_pid
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
@@ -233,6 +234,8 @@ class Filling:
         if memory.priorities is not None:
             memory.priorities.is_limited = bool(state.has_quarantine) or limits != (None, None)
             _read_priorities(memory, *news.priorities)
+            if news.is_start:  # the first draw would wait for the sums of all steps
+                memory.priorities.weights(memory.is_drawable, memory.changed)
 
 
 def _stage_priorities(memory: StepMemory, chunks: Sequence[ChunkRow]) -> None:
@@ -390,11 +393,11 @@ class Refreshing:
             return
         self._closed.set()
         if self._publisher is None:
-            with self._looking:
-                try:
-                    if self._pid == os.getpid():
-                        self._own.write(self.memory)
-                finally:
+            try:
+                if self._pid == os.getpid():
+                    self._own.write(lambda: self.memory, self._looking)
+            finally:
+                with self._looking:
                     self._feed.leave()
             return
         # The registration stays, for the process that continues; it is removed after a minute.
@@ -420,9 +423,10 @@ class Refreshing:
             write_s: Seconds to write; the rest is written later.
         """
         try:
-            with self._looking, without_repeats():
+            with without_repeats():
                 failure = self._write(write_s)
-                self._look()
+                with self._looking:
+                    self._look()
                 if failure is not None:
                     raise failure
         except BaseException as error:
@@ -442,7 +446,7 @@ class Refreshing:
         if self._looked_at == float("-inf"):
             return None
         try:
-            self._own.write(self.memory, write_s)
+            self._own.write(lambda: self.memory, self._looking, write_s)
         except StorageUnreachableError:
             raise
         except StorageError as error:
@@ -537,10 +541,11 @@ class Refreshing:
         self._check_open()
         # A look that failed is repeated by the thread, unless a later commit shows that the
         # database is back.
-        n_seen = self._n_tried if self.is_cut_off else self._n_commits
+        error = self._error
+        n_seen = self._n_commits if error is None or not self.is_cut_off else self._n_tried
         if n_seen != self._commits.n:
             self._refresh_if_reachable()
-        error = self._error
+            error = self._error
         if error is not None and not may_pass(error):
             raise error  # it is not over once the database answers again
         if self._max_lag_s is not None and self.lag_s > self._max_lag_s:
@@ -550,8 +555,9 @@ class Refreshing:
     def _check_open(self) -> None:
         """Raise if the mirror cannot be used; read the buffer again after a failed look."""
         check_open(self._closed, self._pid)
-        if self._is_torn:
-            self.refresh_once()
+        # Without the lock, it is also True while the thread makes a change.
+        if self._is_torn and self.read(lambda _: self._is_torn):
+            self.refresh_once(0.0)
 
     def update_priorities(self, seqs: Integers, values: Reals) -> int:
         """Set the priorities of steps, each given once; return how many are in memory.
@@ -563,7 +569,7 @@ class Refreshing:
         self._check_open()
         self.check_prioritized()
         is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
-        if (seqs[~is_live] > self.state.low).any():
+        if not is_live.all() and (seqs[~is_live] > self.state.low).any():
             # They may be new. Some that were found may be gone then.
             self._refresh_if_reachable()
             is_live = self.read(lambda memory: self._own.set(memory, seqs, values))
@@ -638,7 +644,7 @@ def check_open(closed: threading.Event, pid: int) -> None:
     """Raise BufferConfigError if a mirror was closed, or was opened by another process."""
     if closed.is_set():
         raise BufferConfigError("the mirror is closed; open another one with buffer.mirror()")
-    if pid != os.getpid():
+    if pid != own_pid():
         raise BufferConfigError(
             "the mirror was opened before this process was forked; open one in each process"
         )

@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -117,6 +117,31 @@ def test_all_kinds_of_changes_are_taken(buffer, mirror):
     assert len(mirror) == 0
     buffer.store_episode(columns(20), episode_id="again")
     check(buffer, mirror)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_info_of_a_batch_stays_when_its_episodes_leave(buffer_url, is_shared):
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=256) as buffer, ExitStack() as stack:
+
+        def store(number):
+            arrays = columns(64)
+            arrays["obs"][:] = number
+            buffer.store_episode(arrays, episode_id=f"episode {number}")
+
+        for number in range(4):
+            store(number)
+        mirrors = [buffer.mirror(shared=is_shared, refresh_s=3_600) for _ in range(2)]
+        for mirror in mirrors:
+            stack.enter_context(mirror)
+        batches = []
+        for number in range(4, 16):
+            batches += [mirror.sample_transitions(32) for mirror in mirrors]
+            store(number)
+            for mirror in mirrors:
+                mirror.refresh()
+        for batch in batches:
+            episodes = [f"episode {int(number)}" for number in batch.obs[:, 0]]
+            assert batch.info["episode"].tolist() == episodes
 
 
 def test_a_label_of_a_step_that_was_deleted_since_changes_the_return(buffer, mirror):

@@ -393,6 +393,23 @@ def test_the_thread_writes_updates_back(buffer):
         wait_until(lambda: set(priorities_of(buffer, 100).values()) == {4.0}, "the update")
 
 
+def test_what_is_set_while_the_thread_writes_is_written_too(buffer_url):
+    n, rng = 20_000, np.random.default_rng(0)
+    expected = np.ones(n + 1)
+    with opened(buffer_url, max_capacity=n) as buffer:
+        buffer.store_episode(columns(n))
+        with buffer.mirror(refresh_s=0.01) as mirror:
+            for _ in range(60):
+                seqs = rng.integers(1, n + 1, 2_000)
+                expected[seqs] = rng.random(2_000)
+                mirror.update_priorities(seqs, expected[seqs], eps=0.0)
+                mirror.sample_arrays(16, sampler=PrioritizedSampler())
+                if rng.random() < 0.1:
+                    buffer.update_priorities([1], expected[1], eps=0.0)  # a draw looks then
+        found = dict(run(buffer_url, "SELECT seq, priority FROM v_priorities"))
+        assert found == dict(zip(range(1, n + 1), expected[1:].tolist(), strict=True))
+
+
 def test_the_last_of_two_updates_counts(buffer, mirror, buffer_url):
     with opened(buffer_url) as other:
         mirror.update_priorities([1, 2, 3], 5.0, eps=0.0)

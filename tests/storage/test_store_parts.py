@@ -1,5 +1,6 @@
 """The parts of a store, each made with what it needs and used alone."""
 
+import numpy as np
 import pytest
 
 from sqlbuffer.encoding.records import encode_rows
@@ -76,7 +77,7 @@ def test_rows_are_inserted_within_a_transaction_of_the_caller(buffer, source):
 def test_priorities_are_read_by_the_candidates_of_a_source_that_has_them(buffer, source):
     write(buffer, source)
     keeping = PriorityKeeping(buffer)
-    assert keeping.update_priorities([2, 3, 99], [0.5, 2.0, 1.0]) == 2
+    assert keeping.update_priorities(np.array([2, 3, 99]), np.array([0.5, 2.0, 1.0])) == 2
     with CandidateSource(buffer, keeping.of).candidates(EVERYTHING) as candidates:
         assert list(candidates.priorities.of([2, 3])) == [0.5, 2.0]
 

@@ -17,6 +17,18 @@ Reals = NDArray[np.float64]
 FAN = 16
 _BITS = 4
 _N_LEVELS = 3
+# A row multiplied by it becomes the sums of its first numbers: a third of the time of `cumsum`
+# along short rows.
+_SUMS = np.triu(np.ones((FAN, FAN)))
+# BLAS would compute larger products in several threads, and take them from the learner.
+_MULTIPLIED_AT_ONCE = 512
+
+
+def _sums_along(rows: Reals) -> Reals:
+    """Return the sums of the first numbers of rows, shape (n, 16)."""
+    starts = range(0, len(rows), _MULTIPLIED_AT_ONCE)
+    parts: list[Reals] = [rows[start : start + _MULTIPLIED_AT_ONCE] @ _SUMS for start in starts]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, FAN)), *parts])
 
 
 class WeightTree:
@@ -77,19 +89,15 @@ class WeightTree:
         *below, top = self._levels
         ends = top.cumsum()
         rest = fractions * ends[-1]
-        nodes: Integers = ends.searchsorted(rest, side="right")
-        if len(nodes) and nodes.max() == len(top):
-            nodes[nodes == len(top)] = top.argmax()
-        rest -= ends[nodes] - top[nodes]
-        numbers = np.arange(len(nodes))
+        nodes: Integers = ends[:-1].searchsorted(rest, side="right")
+        rest -= ends.take(nodes) - top.take(nodes)
+        firsts = np.arange(0, FAN * len(nodes), FAN)
         for level in reversed(below):
             rows = level.reshape(-1, FAN).take(nodes, axis=0)
-            # One addition for all rows at a time: half the time of `cumsum` along short rows.
-            sums = rows.T.copy()
-            for before, after in pairwise(sums):
-                np.add(before, after, out=after)
-            places = (sums > rest).argmax(axis=0)
-            rest -= sums[places, numbers] - rows[numbers, places]
+            sums = _sums_along(rows)
+            places = (sums > rest[:, None]).argmax(axis=1)
+            found = firsts + places
+            rest -= sums.take(found) - rows.take(found)
             nodes = nodes * FAN + places
         return nodes
 

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD, as_records
+from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD
 from sqlbuffer.encoding.chunks import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -138,6 +138,9 @@ class FieldCopies:
 
     Args:
         record: The dtype of the records.
+
+    Attributes:
+        plain: The same dtype, with the values of several numbers as plain bytes.
     """
 
     def __init__(self, record: np.dtype[Any]) -> None:
@@ -146,7 +149,7 @@ class FieldCopies:
             name: record[name] if record[name].shape and record[name].itemsize else None
             for name in names
         }
-        self._record = np.dtype(
+        self.plain: np.dtype[Any] = np.dtype(
             {
                 "names": names,
                 "formats": [
@@ -158,17 +161,17 @@ class FieldCopies:
             }
         )
 
-    def at(self, records: NDArray[Any], slots: Integers, name: str) -> NDArray[Any]:
-        """Return one field of some of many records, of shape (n, *shape)."""
-        copied, kind = as_records(records, self._record)[name][slots], self._kinds[name]
+    def at(self, rows: NDArray[Any], slots: Integers, name: str) -> NDArray[Any]:
+        """Return one field of some of many records of dtype `plain`, of shape (n, *shape)."""
+        copied, kind = rows[name][slots], self._kinds[name]
         return copied if kind is None else copied.view(kind)
 
     def of(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return fields of records that follow each other, of shape (n, *shape)."""
-        plain, arrays = as_records(rows, self._record), {}
+        """Return fields of records of dtype `plain`, of shape (n, *shape)."""
+        kinds, arrays = self._kinds, {}
         for name in names:
-            copied, kind = plain[name].copy(), self._kinds[name]
-            arrays[name] = copied if kind is None else copied.view(kind)
+            kind = kinds[name]
+            arrays[name] = rows[name].copy() if kind is None else rows[name].copy().view(kind)
         return arrays
 
 

@@ -269,6 +269,7 @@ class StepMemory:
         self._records, self._links = arrays["records"], arrays["links"]
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._record_bytes = as_records(self._records, bytes_of(self.record))
+        self._plain_records = as_records(self._records, self.copies.plain)
         self._link_bytes = as_records(self._links, bytes_of(LINK))
         self.is_drawable = arrays["is_drawable"]
         self.limits.use(arrays)
@@ -290,12 +291,12 @@ class StepMemory:
         return slots, self.gathered_records(slots)
 
     def gathered_records(self, slots: Integers) -> NDArray[Any]:
-        """Return copies of records, of shape (n,)."""
-        return as_records(self._record_bytes.take(slots), self.record)
+        """Return copies of records, of shape (n,) and dtype `copies.plain`."""
+        return as_records(self._record_bytes.take(slots), self.copies.plain)
 
     def gathered_field(self, name: str, slots: Integers) -> NDArray[Any]:
         """Return copies of a small field, of shape (n, *shape): half the time of whole records."""
-        return self.copies.at(self._record_bytes, slots, name)
+        return self.copies.at(self._plain_records, slots, name)
 
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return copies of links, of shape (n,)."""
@@ -328,6 +329,18 @@ class StepMemory:
                 arrays |= self.copies.of(rows, [name])
         return arrays | self.copies.of(rows, built_in)
 
+    def fields_at(self, slots: Integers, names: Sequence[str]) -> Arrays:
+        """Return fields of steps in slots; see `StepTable.fields_at`."""
+        large = self.large
+        if self.tails is not None or len([name for name in names if name not in large]) > 1:
+            return self.fields_of(self.gathered(slots), names)
+        return {
+            name: large[name].take(slots, axis=0)
+            if name in large
+            else self.gathered_field(name, slots)
+            for name in names
+        }
+
     def episodes_of(self, steps: Gathered) -> Integers:
         """Return the number of the episode of gathered steps; see `StepTable.episodes_of`."""
         episodes: Integers = steps[1][EPISODE]
@@ -337,10 +350,7 @@ class StepMemory:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
         _, rows = steps
         tasks, agents = self.tasks.names, self.agents.names
-        of, keys = rows[EPISODE], self.episodes.keys
-        episodes = keys
-        if with_place:  # now: the numbers of episodes are used again
-            episodes = keys.take(of, mode="clip") if len(keys) else np.full(len(of), None)
+        keys = self.episodes.lend_keys() if with_place else None
 
         def made() -> "Arrays":
             info = {
@@ -349,7 +359,9 @@ class StepMemory:
                 "agent_id": agents.take(rows[AGENT]),
                 "step": rows[STEP].copy(),
             }
-            if with_place:
+            if keys is not None:
+                of = rows[EPISODE]
+                episodes = keys.take(of, mode="clip") if len(keys) else np.full(len(of), None)
                 episodes[of == NONE] = None
                 info |= {"episode": episodes, "t": rows[T].astype(np.int64)}
             return info

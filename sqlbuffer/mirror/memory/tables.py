@@ -354,6 +354,7 @@ class EpisodeTable:
         self._numbers: dict[int, int] = {}
         self._free: list[int] = []
         self._ids: dict[int, int] = {}
+        self._has_lent = False
         self.status: NDArray[np.int8] = np.zeros(0, np.int8)
         self.length = self.last_slot = self.last_t = self.n_steps = np.zeros(0, np.int64)
         self.keys: NDArray[Any] = np.zeros(0, object)
@@ -391,10 +392,21 @@ class EpisodeTable:
         self.status[number], self.length[number] = OPEN, NONE
         self.last_slot[number] = self.last_t[number] = NONE
         self.n_steps[number] = 0
-        self.keys[number] = self.finals[number] = None
+        self._set_key(number, None)
+        self.finals[number] = None
         self.group_ids[number] = self.parent_ids[number] = self.metas[number] = None
         self.returns[number] = self.rewards[number] = np.nan
         return number
+
+    def lend_keys(self) -> NDArray[Any]:
+        """Return the keys as they are now; the array stays so, although numbers are used again."""
+        self._has_lent = True
+        return self.keys
+
+    def _set_key(self, number: int, key: str | None) -> None:
+        if self._has_lent and self.keys[number] != key:
+            self.keys, self._has_lent = self.keys.copy(), False
+        self.keys[number] = key
 
     def _lengthen(self, more: int) -> None:
         self.status = _longer(self.status, more, OPEN)
@@ -439,7 +451,8 @@ class EpisodeTable:
     def _put(self, number: int, entry: "EpisodeEntry") -> None:
         self.n_aborted += int(entry.status == ABORTED) - int(self.status[number] == ABORTED)
         self.status[number], self.length[number] = entry.status, entry.length
-        self.keys[number], self.finals[number] = entry.key, entry.final
+        self._set_key(number, entry.key)
+        self.finals[number] = entry.final
         self.group_ids[number], self.metas[number] = entry.group_id, entry.meta
         self.parent_ids[number] = entry.parent_id
         self.returns[number], self.rewards[number] = entry.return_, entry.reward

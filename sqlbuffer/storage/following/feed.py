@@ -650,7 +650,7 @@ class Feed:
             entries: list[ChangeEntry] = []
             if before is not None:
                 if self._database.is_later(before, now) and before.created_at == now.created_at:
-                    entries = _log_entries(connection, buffer_id, before)
+                    entries = _log_entries(connection, buffer_id, before, self.origin)
                     if not self._continues(connection, before, now, entries):
                         before = None
                 else:

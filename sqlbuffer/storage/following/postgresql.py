@@ -77,7 +77,8 @@ CROSS JOIN LATERAL (
 ) d ORDER BY c.first_seq
 """
 _ENTRIES = """
-SELECT kind, origin::text, seqs FROM (
+SELECT kind, origin::text,
+    CASE WHEN kind = 'priorities' AND origin = %s::uuid THEN '{}' ELSE seqs END FROM (
     SELECT id, kind, origin, seqs FROM change_log
     WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
     UNION ALL SELECT id, kind, origin, seqs FROM change_log
@@ -190,9 +191,13 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     return chunk._replace(priorities=unpacked(row[-1], np.float64))
 
 
-def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
-    """Return the entries of the change log that are not in an earlier state."""
-    rows = driver_of(connection).execute(_ENTRIES, _since(buffer_id, before))
+def log_entries(
+    connection: Connection, buffer_id: int, before: BufferState, origin: str
+) -> list[ChangeEntry]:
+    """Return the entries of the change log that are not in an earlier state, without the numbers of
+    priorities of one origin.
+    """
+    rows = driver_of(connection).execute(_ENTRIES, (origin, *_since(buffer_id, before)))
     return [ChangeEntry._make(row) for row in rows]
 
 

@@ -143,10 +143,17 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     return chunk._replace(steps=steps, offsets=offsets)
 
 
-def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
-    """Return the entries of the change log that are not in an earlier state."""
-    query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
-    rows = driver_of(connection).execute(query, (buffer_id, int(before.position)))
+def log_entries(
+    connection: Connection, buffer_id: int, before: BufferState, origin: str
+) -> list[ChangeEntry]:
+    """Return the entries of the change log that are not in an earlier state, without the numbers of
+    priorities of one origin.
+    """
+    query = (
+        "SELECT kind, origin, CASE WHEN kind = 'priorities' AND origin = ? THEN '[]' ELSE seqs END "
+        "FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
+    )
+    rows = driver_of(connection).execute(query, (origin, buffer_id, int(before.position)))
     return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows]
 
 

@@ -169,14 +169,23 @@ def _sqlite_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) ->
 
 def sqlite_initial_priority(buffer_id: str, seq: str) -> str:
     """Return SQLite's expression for the initial priority of a chunk's step; null for no step."""
+    place = f"'$[' || ({seq} - c.first_seq) || ']'"
+    priority = f"coalesce(json_extract(c.initial_priority, {place}), 1.0)"
+    return f"(SELECT {priority} FROM {_sqlite_chunk_of(buffer_id, seq)})"
+
+
+def sqlite_is_in_chunk(buffer_id: str, seq: str) -> str:
+    """Return SQLite's expression that is true where a chunk has a step."""
+    return f"EXISTS (SELECT 1 FROM {_sqlite_chunk_of(buffer_id, seq)})"
+
+
+def _sqlite_chunk_of(buffer_id: str, seq: str) -> str:
     of_buffer = f"({buffer_id} << {NUMBER_BITS})"
     return (
-        "(SELECT coalesce(json_extract("
-        f"c.initial_priority, '$[' || ({seq} - c.first_seq) || ']'), 1.0) "
-        "FROM chunks c WHERE c.key = (SELECT max(x.key) FROM chunks x "
+        "chunks c WHERE c.key = (SELECT max(x.key) FROM chunks x "
         f"WHERE x.key > {of_buffer} AND x.key <= {of_buffer} + {seq}) "
         f"AND {seq} < c.first_seq + c.n_steps AND NOT EXISTS (SELECT 1 FROM deleted_steps d "
-        f"WHERE d.buffer_id = {buffer_id} AND d.seq = {seq}))"
+        f"WHERE d.buffer_id = {buffer_id} AND d.seq = {seq})"
     )
 
 

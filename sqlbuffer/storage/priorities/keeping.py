@@ -1,14 +1,15 @@
 """Set the priorities of rows, and summarize them by block."""
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from itertools import count
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, bindparam, insert, select
 
@@ -20,7 +21,7 @@ from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import NO_BUFFER, translated
 from sqlbuffer.storage.database.transactions import driver_of, is_joined, joined_connection
-from sqlbuffer.storage.dialects import by_database, number_array, real_array, writing
+from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.priorities.blocks import (
     SUMMARIZE_TIMEOUT_S,
@@ -34,6 +35,7 @@ from sqlbuffer.storage.priorities.blocks import (
 from sqlbuffer.storage.priorities.draws import (
     Priorities,
     sqlite_initial_priority,
+    sqlite_is_in_chunk,
     sqlite_steps_between,
 )
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
@@ -41,10 +43,30 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import SeqList, is_number_of
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
-# A row of `priorities` belongs to a row that the buffer holds. If the row is gone, its priority is
-# null here and the caller drops it: a condition here would double the time.
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+# Rows that one statement sets; a statement of more takes long to parse.
+_SET_AT_ONCE = 1_024
+_OF_ROW = f"(?1 << {NUMBER_BITS}) + v.column1"
+# All rows in one step of the driver, which other threads do not wait for. A row of `priorities`
+# belongs to a row that the buffer holds; others are looked up. A condition that joins the rows
+# would double the time.
+_SQLITE_SET = (
+    "INSERT INTO priorities (buffer_id, seq, priority) SELECT ?1, v.column1, v.column2 "
+    "FROM (VALUES {}) AS v WHERE {} "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET priority = excluded.priority"
+)
+_IS_HELD = (
+    "v.column1 > (SELECT low_seq FROM v_windows WHERE buffer_id = ?1) "
+    "AND (EXISTS (SELECT 1 FROM priorities p WHERE p.buffer_id = ?1 AND p.seq = v.column1) "
+    f"OR EXISTS (SELECT 1 FROM experiences e WHERE e.key = {_OF_ROW} AND e.seq = v.column1) "
+    f"OR {sqlite_is_in_chunk('?1', 'v.column1')})"
+)
+_IS_GIVEN = "v.column1 IS NOT NULL"
 _SQLITE_HELD = (
-    "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
+    "SELECT j.value, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
     f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value), "
     f"{sqlite_initial_priority(':id', 'j.value')}) FROM json_each(:seqs) j "
     "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
@@ -57,8 +79,6 @@ _SQLITE_OF_BLOCK = (
     f"WHERE e.key >= (:id << {NUMBER_BITS}) + :first AND e.key <= (:id << {NUMBER_BITS}) + :last "
     f"UNION ALL SELECT priority FROM ({_SQLITE_STEPS_OF_BLOCK})"
 )
-_SQLITE_UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
-_SQLITE_ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
 _SQLITE_BLOCKS = (
     "SELECT k.block, k.weight_sum, k.max_priority, coalesce(k.min_priority, 9e999), "
     "k.max_is_upper_bound, k.min_is_lower_bound FROM json_each(:blocks) j "
@@ -87,32 +107,59 @@ _SQLITE_SUMMARIZE = (
 
 
 def _sqlite_update_priorities(
-    connection: Connection,
-    of: Blocks,
-    seqs: Sequence[int],
-    priorities: Sequence[float],
-    origin: str | None = None,
+    connection: Connection, of: Blocks, seqs: Integers, new: Reals, origin: str | None = None
 ) -> int:
     """Set the priorities of the rows that the buffer holds, and log them; return how many."""
-    driver = driver_of(connection)
-    listed = json.dumps(list(seqs))
-    asked = driver.execute(_SQLITE_HELD, {"id": of.buffer_id, "seqs": listed})
-    stored = [row for row in asked if row[2] is not None]
-    if not stored:
+    driver, listed = driver_of(connection), orjson.dumps(seqs, option=_NUMPY).decode()
+    summaries = _sqlite_summaries(driver, of, seqs)
+    if summaries:
+        rows, old = _sqlite_held(driver, of, listed)
+        new = new[np.searchsorted(seqs, rows)]
+        n_set = _sqlite_set(driver, of, rows, new, _IS_GIVEN)
+    else:
+        n_set = _sqlite_set(driver, of, seqs, new, _IS_HELD)
+    if not n_set:
         _sqlite_check_there(connection, of.buffer_id)
         return 0
-    priority_of = dict(zip(seqs, priorities, strict=True))
-    held, places, old = zip(*stored, strict=True)
-    new = [priority_of[seq] for seq in held]
-    rows = list(zip(held, places, new, strict=True))
-    driver.executemany(_SQLITE_UPDATE, [(p, place) for _, place, p in rows if place is not None])
-    driver.executemany(
-        _SQLITE_ADD, [(of.buffer_id, seq, p) for seq, place, p in rows if place is None]
-    )
-    _sqlite_change_blocks(driver, of, of.changes(np.array(held), np.array(old), np.array(new)))
-    driver.execute(_SQLITE_RAISE, {"id": of.buffer_id, "largest": max(new)})
+    if summaries:
+        _sqlite_change_blocks(driver, of, summaries, of.changes(rows, old, new))
+    elif n_set < len(seqs):
+        rows, _ = _sqlite_held(driver, of, listed)
+        new = new[np.searchsorted(seqs, rows)]
+    driver.execute(_SQLITE_RAISE, {"id": of.buffer_id, "largest": float(new.max())})
     driver.execute(_SQLITE_LOG, {"id": of.buffer_id, "seqs": listed, "origin": origin})
-    return len(rows)
+    return n_set
+
+
+def _sqlite_set(
+    driver: sqlite3.Connection, of: Blocks, seqs: Integers, new: Reals, condition: str
+) -> int:
+    """Set the priorities of rows that meet a condition; return how many."""
+    n_set = 0
+    for start in range(0, len(seqs), _SET_AT_ONCE):
+        part = seqs[start : start + _SET_AT_ONCE].tolist()
+        # Few statements: the driver keeps them parsed. No row has the number null.
+        n = 1 << (len(part) - 1).bit_length()
+        values: list[Any] = [of.buffer_id] + [None] * (2 * n)
+        values[1 : 2 * len(part) : 2] = part
+        values[2 : 2 * len(part) + 1 : 2] = new[start : start + _SET_AT_ONCE].tolist()
+        n_set += driver.execute(_sqlite_set_statement(n, condition), values).rowcount
+    return n_set
+
+
+@cache
+def _sqlite_set_statement(n: int, condition: str) -> str:
+    """Return the statement that sets the priorities of n rows."""
+    values = ", ".join(f"(?{i}, ?{i + 1})" for i in range(2, 2 * n + 2, 2))
+    return _SQLITE_SET.format(values, condition)
+
+
+def _sqlite_held(driver: sqlite3.Connection, of: Blocks, listed: str) -> tuple[Integers, Reals]:
+    """Return those rows of a list that the buffer holds, and their priorities."""
+    rows = driver.execute(_SQLITE_HELD, {"id": of.buffer_id, "seqs": listed})
+    stored = [row for row in rows if row[1] is not None]
+    seqs, priorities = zip(*stored, strict=True) if stored else ((), ())
+    return np.array(seqs, np.int64), np.array(priorities, np.float64)
 
 
 def _sqlite_check_there(connection: Connection, buffer_id: int) -> None:
@@ -121,11 +168,25 @@ def _sqlite_check_there(connection: Connection, buffer_id: int) -> None:
         raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
 
 
-def _sqlite_change_blocks(driver: sqlite3.Connection, of_buffer: Blocks, changes: Changes) -> None:
-    listed = json.dumps(changes.block.tolist())
-    stored = driver.execute(
-        _SQLITE_BLOCKS, {"id": of_buffer.buffer_id, "blocks": listed}
-    ).fetchall()
+def _sqlite_summaries(
+    driver: sqlite3.Connection, of: Blocks, seqs: Integers
+) -> list[tuple[Any, ...]]:
+    """Return what is stored of the blocks of rows, in the order of the blocks."""
+    blocks = seqs // of.size
+    is_first = np.ones(len(blocks), bool)
+    np.not_equal(blocks[1:], blocks[:-1], out=is_first[1:])
+    listed = orjson.dumps(blocks[is_first], option=_NUMPY).decode()
+    return driver.execute(_SQLITE_BLOCKS, {"id": of.buffer_id, "blocks": listed}).fetchall()
+
+
+def _sqlite_change_blocks(
+    driver: sqlite3.Connection,
+    of_buffer: Blocks,
+    summaries: Sequence[tuple[Any, ...]],
+    changes: Changes,
+) -> None:
+    changed = set(changes.block.tolist())
+    stored = [row for row in summaries if row[0] in changed]
     if not stored:
         return
     kept = of_buffer.changed(Kept.of(stored), changes)
@@ -201,15 +262,16 @@ _POSTGRESQL_SUMMARIZE = (
 
 
 def _postgresql_update_priorities(
-    connection: Connection,
-    of: Blocks,
-    seqs: Sequence[int],
-    priorities: Sequence[float],
-    origin: str | None = None,
+    connection: Connection, of: Blocks, seqs: Integers, new: Reals, origin: str | None = None
 ) -> int:
-    values = (of.buffer_id, number_array(seqs), real_array(priorities), origin)
+    values = (of.buffer_id, _array_text(seqs), _array_text(new), origin)
     ((n_updated,),) = driver_of(connection).execute(_POSTGRESQL_UPDATE, values)
     return int(n_updated)
+
+
+def _array_text(values: NDArray[Any]) -> str:
+    """Return numbers as the text of an array: other threads wait while Python makes it."""
+    return f"{{{orjson.dumps(values, option=_NUMPY).decode()[1:-1]}}}"
 
 
 def _postgresql_summarize(
@@ -249,7 +311,7 @@ class PriorityKeeping:
         return Priorities(candidates, self.buffer.info, self.buffer.options.alpha, self.upkeep)
 
     def update_priorities(
-        self, seqs: Sequence[int], priorities: Sequence[float], origin: str | None = None
+        self, seqs: Integers, priorities: Reals, origin: str | None = None
     ) -> int:
         """Set the priorities of rows; return how many exist.
 
@@ -259,7 +321,7 @@ class PriorityKeeping:
             origin: Origin of the entry in the change log, for a follower that knows these
                 priorities already; None for this opener.
         """
-        if not seqs:
+        if not len(seqs):
             return 0
         n_updated = self._update_priorities(seqs, priorities, origin or self.buffer.origin)
         if origin is None:
@@ -288,9 +350,7 @@ class PriorityKeeping:
         self.upkeep.run(self.summarize)
 
     @retry_on_disconnect
-    def _update_priorities(
-        self, seqs: Sequence[int], priorities: Sequence[float], origin: str
-    ) -> int:
+    def _update_priorities(self, seqs: Integers, priorities: Reals, origin: str) -> int:
         joined, engine = joined_connection(self.buffer.engine), self.buffer.engine
         # No write that must take effect once: the same priorities may be set again.
         begun = (
@@ -384,7 +444,8 @@ def weightless_sums(
         return []
     size = info.block_size
     blocks = Blocks(info.id, size, info.config.priorities.alpha)
-    update_priorities(connection, blocks, seqs, [0.0] * len(seqs), origin)
+    numbers = np.unique(np.asarray(seqs, np.int64))
+    update_priorities(connection, blocks, numbers, np.zeros(len(numbers)), origin)
     leaving = Counter(seq // size for seq in seqs)
     sums = connection.execute(_SUMS, {"buffer": info.id, "blocks": sorted(leaving)}).mappings()
     return [{**row, "n_rows": row["n_rows"] - leaving[row["block"]]} for row in sums]

@@ -339,6 +339,10 @@ class SliceTable:
         rows = self.at(steps)
         return rows.fields(names) | rows.built_in(built_in)
 
+    def fields_at(self, slots: Integers, names: Sequence[str]) -> Arrays:
+        """Return fields of steps; see `StepTable.fields_at`."""
+        return self.at(slots).fields(names)
+
     def episodes_of(self, steps: Integers) -> Integers:
         """Return the number of the episode of steps; see `StepTable.episodes_of`."""
         episodes: Integers = self._links["episode"][steps]

@@ -283,6 +283,23 @@ def test_the_last_of_equal_rows_counts(buffer, buffer_url):
     assert largest_ever(buffer_url) == 2.0
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 1_024, 1_025, 2_500])
+@both_layouts
+def test_any_number_of_priorities_is_set_to_the_last_bit(buffer, buffer_url, n):
+    rng = np.random.default_rng(n)
+    buffer.store_batch(make_rows(n))
+    expected = dict.fromkeys(range(1, n + 1), 1.0)
+    for _ in range(2):
+        seqs = np.unique(rng.integers(1, n + 5, n))
+        values = 10.0 ** rng.uniform(-300, 100, len(seqs)) * rng.random(len(seqs))
+        there = seqs <= n
+        n_there = int(there.sum())
+        updated = buffer.update_priorities(seqs, values, eps=0)
+        assert updated == PriorityUpdate(n_there, len(seqs) - n_there)
+        expected |= dict(zip(seqs[there].tolist(), values[there].tolist(), strict=True))
+        assert current(buffer_url) == expected
+
+
 @pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"max_episodes": 2}], ids=repr)
 def test_rows_that_left_meanwhile_are_skipped_and_counted(buffer_url, limits):
     limits = limits if "max_episodes" in limits else {"max_capacity": 6, **limits}
