@@ -13,7 +13,6 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.following.state import (
     AnchorQueries,
     BufferState,
-    ChangeEntry,
     ChunkRow,
     ChunkSpan,
     EpisodeState,
@@ -143,13 +142,6 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     return chunk._replace(steps=steps, offsets=offsets)
 
 
-def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
-    """Return the entries of the change log that are not in an earlier state."""
-    query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
-    rows = driver_of(connection).execute(query, (buffer_id, int(before.position)))
-    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows]
-
-
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
@@ -229,8 +221,3 @@ def noted(connection: Connection, buffer_id: int, state: BufferState) -> BufferS
 def is_final(state: BufferState) -> bool:
     """Return True: a later state with the same position is the same."""
     return True
-
-
-def is_later(before: BufferState, now: BufferState) -> bool:
-    """Return True if a state may come after another one."""
-    return int(now.position) >= int(before.position)
