@@ -7,14 +7,13 @@ condition, with the same seed, and with the steps that match in plain Python.
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
-from tests.support.sql import buffer_id, run
+from tests.support.sql import buffer_id, is_sqlite, run
 from tests.support.storage_hooks import (
     forget_conditions,
     remembered_conditions,
@@ -177,3 +176,104 @@ def test_draws_are_those_of_a_process_that_remembers_nothing(schema_url, layout,
         world.check(OTHER_RARE, LIMIT + 0.005)
         n_remembered += remembered_conditions(world.buffer)
     assert n_remembered >= 12
+
+
+@pytest.mark.parametrize("layout", ["rows", "chunks"])
+def test_steps_are_drawn_that_another_writer_commits_late(buffer_url, layout):
+    world = World(buffer_url, layout, np.random.default_rng(4))
+    world.buffer.extend(world.columns(2_000))
+    world.buffer.flush()
+    stored, may_end = threading.Event(), threading.Event()
+
+    def write(tx: Any) -> None:
+        tx.extend(world.columns(50) | {"reward": np.ones(50)})
+        stored.set()
+        may_end.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(world.writer.transaction, write)
+        assert stored.wait(60)
+        try:
+            if not is_sqlite(buffer_url):  # later numbers, which are there first
+                world.store()
+            world.check()
+            world.check()
+            assert remembered_conditions(world.buffer)
+        finally:
+            may_end.set()
+        writing.result(60)
+    world.check()
+    world.store()
+    world.check()
+
+
+def test_threads_remember_the_same_condition(buffer_url):
+    world = World(buffer_url, "chunks", np.random.default_rng(5))
+    for _ in range(8):
+        world.store()
+    world.writer.extend({"task_id": "t", **world.columns(30), "reward": np.ones(30)})
+    world.writer.flush()
+    ends = threading.Event()
+
+    def draw(seed: int) -> int:
+        n = 0
+        while not ends.is_set() or not n:
+            world.drawn(world.buffer, seed, RARE)
+            n += 1
+        return n
+
+    with ThreadPoolExecutor(3) as pool:
+        draws = [pool.submit(draw, seed) for seed in range(3)]
+        try:
+            for change in (World.store, World.annotate, World.delete, World.quarantine) * 3:
+                change(world)
+        finally:
+            ends.set()
+        assert all(draw.result(60) for draw in draws)
+    world.check()
+
+
+def test_conditions_on_the_clock_or_with_an_index_are_not_remembered(buffer_url):
+    world = World(buffer_url, "chunks", np.random.default_rng(6))
+    world.buffer.extend(world.columns(2_000))
+    world.buffer.flush()
+    for condition in (
+        QueryBuilder().eq("status", "running"),
+        QueryBuilder().nested(QueryBuilder().eq("task_id", "1")).and_().gt("reward", LIMIT),
+        QueryBuilder().lt("reward", LIMIT),
+    ):
+        world.buffer.sample(300, condition=condition, sampler=RandomSampler(replace=True))
+    assert remembered_conditions(world.buffer) == 0
+
+
+def test_few_conditions_are_remembered_those_used_last(buffer_url):
+    world = World(buffer_url, "chunks", np.random.default_rng(7))
+    world.buffer.extend(world.columns(2_000))
+    world.buffer.flush()
+    for grade in range(8):
+        rare = QueryBuilder().eq("grade", grade).build()
+        world.buffer.sample_arrays(64, condition=rare)
+    assert 1 < remembered_conditions(world.buffer) < 8
+
+
+def test_a_step_that_does_not_match_any_more_is_never_drawn(buffer_url):
+    """Plain SQL has annotated it, which the change log does not say."""
+    world = World(buffer_url, "chunks", np.random.default_rng(8))
+    world.buffer.extend(world.columns(2_000))
+    world.buffer.flush()
+    world.annotate()
+    world.check()
+    matching = [seq for seq, reward in world.steps().items() if reward > LIMIT]
+    number = buffer_id(buffer_url)
+    key, value = ("key, ", f"{number} << 40 | {{0}}, ") if is_sqlite(buffer_url) else ("", "")
+    for seq in matching[::2]:
+        run(buffer_url, f"DELETE FROM labels WHERE seq = {seq}")
+        run(
+            buffer_url,
+            f"INSERT INTO labels ({key}buffer_id, seq, reward_t) "
+            f"VALUES ({value.format(seq)}{number}, {seq}, 0.5)",
+        )
+    for seed in range(5):
+        drawn = world.drawn(world.buffer, seed, RARE)
+        assert len(drawn) == 256
+        assert set(drawn) <= set(matching[1::2])
