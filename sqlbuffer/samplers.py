@@ -321,7 +321,7 @@ class RandomSampler(Sampler):
 
     FIFO eviction keeps `seq` dense, so it draws numbers of the window and keeps those of rows that
     match. This is uniform by rejection, at a cost that does not grow with the table. If few rows
-    match, it puts the matching keys into random order.
+    match, it draws among their keys, which the buffer remembers for later draws.
 
     Args:
         replace: Draw with replacement: exactly `batch_size` rows if any match.

@@ -5,7 +5,7 @@ the snapshot that shows it the entry. Eviction by row has no entries: the window
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
@@ -171,11 +171,13 @@ class ChangeEntry(NamedTuple):
     seqs: Sequence[int] | None
 
 
-def _sqlite_log_entries(connection: Connection, buffer_id: int, position: str) -> list[ChangeEntry]:
-    """Return the entries of a buffer's change log that are not part of a position."""
+def _sqlite_log_entries(
+    connection: Connection, buffer_id: int, position: str
+) -> Iterator[ChangeEntry]:
+    """Yield the entries of a buffer's change log that are not part of a position."""
     query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
     rows = driver_of(connection).execute(query, (buffer_id, int(position)))
-    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows]
+    return (ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows)
 
 
 # Stands for the running transactions in a position on a standby, before the chunks that were read.
@@ -205,9 +207,9 @@ def transactions_since(buffer_id: int, position: str) -> tuple[Any, ...]:
 
 def _postgresql_log_entries(
     connection: Connection, buffer_id: int, position: str
-) -> list[ChangeEntry]:
+) -> Iterator[ChangeEntry]:
     rows = driver_of(connection).execute(_ENTRIES, transactions_since(buffer_id, position))
-    return [ChangeEntry._make(row) for row in rows]
+    return map(ChangeEntry._make, rows)
 
 
 Kind = Literal["deleted", "quarantined", "labelled", "replaced", "episodes"]
@@ -261,12 +263,12 @@ def log_change(
 log_position = by_database(sqlite=_sqlite_log_position, postgresql=_postgresql_log_position)
 # Returns True if an entry was trimmed that is not part of a position.
 is_trimmed = by_database(sqlite=_sqlite_is_trimmed, postgresql=_postgresql_is_trimmed)
-# Returns the entries that are not part of a position.
+# Yields the entries that are not part of a position.
 _log_entries = by_database(sqlite=_sqlite_log_entries, postgresql=_postgresql_log_entries)
 
 
 def changes_since(
-    connection: Connection, buffer_id: int, before: str, now: str
+    connection: Connection, buffer_id: int, before: str, now: str, most: int | None = None
 ) -> list[ChangeEntry] | None:
     """Return the entries that are not part of an earlier position; None if some may be missing.
 
@@ -275,11 +277,18 @@ def changes_since(
         buffer_id: The buffer.
         before: The earlier position.
         now: The position of the transaction.
+        most: Return None if the entries name more steps than this.
     """
     # Another server, or an older copy of a file, may have given lower numbers.
     if _end(now) < _end(before) or is_trimmed(connection, buffer_id, before):
         return None
-    return _log_entries(connection, buffer_id, before)
+    entries, n_steps = [], 0
+    for entry in _log_entries(connection, buffer_id, before):
+        entries.append(entry)
+        n_steps += len(entry.seqs or ())
+        if most is not None and n_steps > most:
+            return None
+    return entries
 
 
 def _end(position: str) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.errors import BufferNotFoundError, InsufficientDataError
 from tests.support.sql import buffer_id, is_sqlite, run
 from tests.support.storage_hooks import (
     forget_conditions,
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.combinations
 LIMIT, SHARE = 0.99, 100
 RARE = QueryBuilder().gt("reward", LIMIT).build()
 OTHER_RARE = QueryBuilder().gt("reward", LIMIT + 0.005).build()
-FIELDS = {"chunks": {"x": ("float32", (2,)), "grade": {"dtype": "int64", "column": True}}}
+FIELDS = {"chunks": {"obs": ("float32", (2,)), "grade": {"dtype": "int64", "column": True}}}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ class World:
         self._n_episodes += 1
         more = {"state": [{"x": i} for i in range(n)]}
         if self.layout == "chunks":
-            more = {"x": rng.random((n, 2)), "grade": rng.integers(0, SHARE, n)}
+            more = {"obs": rng.random((n, 2)), "grade": rng.integers(0, SHARE, n)}
         name = str(self._n_episodes)
         return {"task_id": name, "episode_id": name, "reward": rng.random(n), **more}
 
@@ -135,6 +136,15 @@ class World:
         seqs: list[int] = batch.info["seq"].tolist()
         return seqs
 
+    def transitions(self, buffer: ReplayBuffer, seed: int, condition: Any) -> list[int] | None:
+        sampler = RandomSampler(replace=True, seed=seed)
+        try:
+            batch = buffer.sample_transitions(64, n_step=2, condition=condition, sampler=sampler)
+        except InsufficientDataError:  # no step follows those that match
+            return None
+        seqs: list[int] = batch.info["seq"].tolist()
+        return seqs
+
     def check(self, condition: Any = RARE, limit: float = LIMIT) -> None:
         """Compare draws with those of a buffer that remembers nothing, and with all steps."""
         self._seed += 1
@@ -146,6 +156,10 @@ class World:
         forget_conditions(self.writer)
         assert self.drawn(self.writer, self._seed, condition) == drawn
         assert set(drawn) <= matching
+        if self.layout == "chunks":
+            transitions = self.transitions(self.buffer, self._seed, condition)
+            assert self.transitions(self.writer, self._seed, condition) == transitions
+            assert set(transitions or ()) <= matching
         rows = self.buffer.sample(3_000, condition=condition, strict=False)
         assert sorted(row.seq for row in rows) == sorted(matching)
         newest = self.buffer.sample(3, condition=condition, sampler=LatestSampler(), strict=False)
@@ -244,6 +258,17 @@ def test_conditions_on_the_clock_or_with_an_index_are_not_remembered(buffer_url)
     ):
         world.buffer.sample(300, condition=condition, sampler=RandomSampler(replace=True))
     assert remembered_conditions(world.buffer) == 0
+
+
+def test_a_dropped_buffer_is_named_by_a_draw_with_a_condition(buffer_url):
+    world = World(buffer_url, "chunks", np.random.default_rng(9))
+    world.buffer.extend(world.columns(2_000))
+    world.buffer.flush()
+    world.check()
+    ReplayBuffer.drop(buffer_url, world.buffer.name)
+    for condition in (RARE, OTHER_RARE):
+        with pytest.raises(BufferNotFoundError):
+            world.buffer.sample_arrays(64, condition=condition)
 
 
 def test_few_conditions_are_remembered_those_used_last(buffer_url):

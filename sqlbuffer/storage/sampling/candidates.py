@@ -308,7 +308,7 @@ class Candidates:
         :meta private:
         """
         if self.rare is not None and not self._is_part:
-            self.rare.note(self, keys.copy())
+            self.rare.note(self, keys)
 
     def scan(self, low: int, high: int) -> NDArray[np.int64]:
         """Return the matching seq above a number and up to another one, in ascending order.

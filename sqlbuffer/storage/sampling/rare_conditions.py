@@ -38,6 +38,7 @@ MOST_CONDITIONS, MOST_NUMBERS = 4, 2**20
 RARE = 1 / 32
 MOST_COMMON = 64
 TESTED_AT_ONCE = 10_000
+MOST_CHANGES = 2**18  # steps that entries of the change log name
 
 # Facts of an episode that no call changes.
 _CONSTANT_FACTS = {"group_id", "parent_id"}
@@ -51,14 +52,10 @@ class Steps(Protocol):
     Attributes:
         connection: The transaction.
         buffer_id: The buffer.
-        window_low: Lower end of the window.
-        high: The newest step.
     """
 
     connection: Connection
     buffer_id: int
-    window_low: int
-    high: int
 
     def scan(self, low: int, high: int) -> Integers:
         """Return the matching numbers with `low < seq <= high` in ascending order."""
@@ -94,6 +91,13 @@ class Known:
             and window.high >= before.high
             and window.n_added == before.n_added
         )
+
+    def has_all_of(self, window: SampledWindow) -> bool:
+        """Return True if no step has left since, in a buffer that evicts tasks or episodes."""
+        before = self.window
+        return (before.low, before.high, before.deletions, before.live_rows) == (
+            window.low, window.high, window.deletions, window.live_rows
+        )  # fmt: skip
 
 
 class RareConditions:
@@ -230,7 +234,7 @@ class RareCondition:
         position = log_position(steps.connection)
         # A standby does not know which transactions run.
         if self._is_rare(numbers, self._window) and not position.endswith(STANDBY):
-            self._known = self._state(numbers, 0, self._window, position)
+            self._known = self._state(numbers.copy(), 0, self._window, position)
             self._is_current = True
             self._memory.keep(self._key, self._known)
 
@@ -259,7 +263,9 @@ class RareCondition:
         numbers, to_test = known.numbers, set[int]()
         position = log_position(connection)
         if position != known.position:
-            entries = changes_since(connection, steps.buffer_id, known.position, position)
+            entries = changes_since(
+                connection, steps.buffer_id, known.position, position, MOST_CHANGES
+            )
             if entries is None:
                 return None
             deleted = [
@@ -269,7 +275,7 @@ class RareCondition:
             to_test = self._changed(entries)
             if any(entry.seqs is None for entry in entries):  # plain SQL deleted some
                 to_test.update(numbers.tolist())
-        if self._memory.evicts_groups and window != known.window:
+        if self._memory.evicts_groups and not known.has_all_of(window):
             # Without followers no entry says which steps left.
             to_test.update(numbers.tolist())
         tested = sorted(seq for seq in to_test if window.low < seq <= known.settled)
