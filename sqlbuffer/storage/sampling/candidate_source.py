@@ -340,7 +340,9 @@ class CandidateSource:
             candidates.may_replace = buffer.info.layout is not None
             if self._priorities_of is not None:
                 candidates.priorities = self._priorities_of(candidates)
-            if rare is not None and rare.begin(window) and not candidates.has_keys_alone:
+            # Not all steps that match may be keys, and those of rows may move in their episode.
+            has_keys = isinstance(columns, SliceReading) and columns.is_key is not None
+            if rare is not None and rare.begin(window) and not has_keys:
                 candidates.rare = rare
             yield candidates
         if rare is not None:

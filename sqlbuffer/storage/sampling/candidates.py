@@ -228,14 +228,6 @@ class Candidates:
         return matching if self._is_key is None else matching & self._is_key(steps)
 
     @property
-    def has_keys_alone(self) -> bool:
-        """True if steps that match may be no keys of the form that is drawn.
-
-        :meta private:
-        """
-        return self._is_key is not None
-
-    @property
     def _is_key(self) -> IsKey | None:
         return self.reading.is_key if isinstance(self.reading, SliceReading) else None
 
@@ -287,7 +279,8 @@ class Candidates:
         if remembered is not None:
             return remembered.copy()
         keys = self._read_numbers(self.in_window)
-        self.note_scan(keys)
+        if self.rare is not None and not self._is_part:
+            self.rare.note(self, keys)
         return keys
 
     @property
@@ -301,14 +294,6 @@ class Candidates:
             return numbers
         first, end = np.searchsorted(numbers, (self.low, self.high), side="right").tolist()
         return numbers[first:end]
-
-    def note_scan(self, keys: NDArray[np.int64]) -> None:
-        """Let later draws know every matching seq, in ascending order.
-
-        :meta private:
-        """
-        if self.rare is not None and not self._is_part:
-            self.rare.note(self, keys)
 
     def scan(self, low: int, high: int) -> NDArray[np.int64]:
         """Return the matching seq above a number and up to another one, in ascending order.
