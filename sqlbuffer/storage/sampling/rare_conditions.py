@@ -9,12 +9,10 @@ Steps that are annotated, or put into or out of quarantine, by plain SQL are not
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import psycopg
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
@@ -24,6 +22,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import SampledWindow, settled_seq
 from sqlbuffer.storage.changes import STANDBY, ChangeEntry, changes_since, log_position
 from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.labels.reading import LATE
 from sqlbuffer.storage.rows import statements
@@ -140,9 +139,10 @@ class RareConditions:
             known, is_common = self.known.get(key), key in self._common
         settled: int | None = 0
         if not is_common:
-            # A dropped buffer has no numbers.
-            with suppress(psycopg.errors.UndefinedTable):
+            try:
                 settled = settled_seq(buffer.engine, buffer.watermark)
+            except psycopg.errors.UndefinedTable:  # the buffer was dropped
+                return None
         # Only a server can lose transactions while this process goes on.
         epoch = server_epoch(buffer.engine) if self._has_server else 0
         return RareCondition(self, node, key, known, settled, epoch)
