@@ -321,7 +321,7 @@ class RandomSampler(Sampler):
 
     FIFO eviction keeps `seq` dense, so it draws numbers of the window and keeps those of rows that
     match. This is uniform by rejection, at a cost that does not grow with the table. If few rows
-    match, it puts the matching keys into random order.
+    match, it draws among their keys, which the buffer remembers for later draws.
 
     Args:
         replace: Draw with replacement: exactly `batch_size` rows if any match.
@@ -400,11 +400,21 @@ class RandomSampler(Sampler):
     def _order(
         self, candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[int]:
-        if self._seeding.seed is None and not self.replace:
+        if self._seeding.seed is None and not self.replace and candidates.rare is None:
             return candidates.random(batch_size)
         picked = candidates.pick(rng, batch_size, replace=self.replace)
         if picked is not None:
             return picked
+        chosen = self._of_keys(candidates, batch_size, rng)
+        if candidates.remembered is not None and len(candidates.probe(chosen)) < len(set(chosen)):
+            # One of the remembered keys does not match: they are forgotten now.
+            chosen = self._of_keys(candidates, batch_size, rng)
+        return chosen
+
+    def _of_keys(
+        self, candidates: "Candidates", batch_size: int, rng: np.random.Generator
+    ) -> list[int]:
+        """Return a batch of all keys."""
         keys: NDArray[np.int64] = candidates.keys()
         if not keys.size:
             return []

@@ -4,8 +4,9 @@ An entry names the changed rows and the kind of change, but no value: a follower
 the snapshot that shows it the entry. Eviction by row has no entries: the window shows it.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import (
@@ -132,6 +133,9 @@ def _sqlite_is_trimmed(connection: Connection, buffer_id: int, position: str) ->
     return bool(connection.exec_driver_sql(query, (int(position), buffer_id)).scalar())
 
 
+_POSITION = (
+    "SELECT pg_current_snapshot()::text || CASE WHEN pg_is_in_recovery() THEN '?' ELSE '' END"
+)
 # A snapshot shows all that an earlier one shows. It is not earlier if it ends before, or if it does
 # not show a transaction that was over in the other one. A snapshot that ends after all of this
 # server's transactions was restored from another server.
@@ -146,17 +150,73 @@ FROM (SELECT %s::pg_snapshot AS seen) AS p, (
 
 
 def _postgresql_log_position(connection: Connection) -> str:
-    """Return the snapshot of this transaction."""
-    ((snapshot,),) = driver_of(connection).execute("SELECT pg_current_snapshot()::text")
+    """Return the snapshot of this transaction; on a standby with `STANDBY` behind it."""
+    ((snapshot,),) = driver_of(connection).execute(_POSITION)
     return str(snapshot)
 
 
 def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
     oldest, _, running = position.split(":")
-    if running.startswith("?"):
+    if running.startswith(STANDBY):
         position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`
     row = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
     return row is not None and bool(row[0])
+
+
+class ChangeEntry(NamedTuple):
+    """An entry of the change log: the changed steps, and the kind of change."""
+
+    kind: str
+    origin: str | None
+    seqs: Sequence[int] | None
+
+
+def _sqlite_log_entries(
+    connection: Connection, buffer_id: int, position: str, origin: str | None
+) -> Iterator[ChangeEntry]:
+    """Yield the entries of a buffer's change log that are not part of a position, without the
+    numbers of priorities of one origin.
+    """
+    query = (
+        "SELECT kind, origin, CASE WHEN kind = 'priorities' AND origin = ? THEN '[]' ELSE seqs END "
+        "FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
+    )
+    rows = driver_of(connection).execute(query, (origin, buffer_id, int(position)))
+    return (ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows)
+
+
+# Stands for the running transactions in a position on a standby, before the chunks that were read.
+STANDBY = "?"
+# An empty list would imply the condition of every partial index: PostgreSQL takes any of them, and
+# reads all chunks of the buffer.
+NO_TRANSACTION = "{0}"
+_ENTRIES = """
+SELECT kind, origin::text,
+    CASE WHEN kind = 'priorities' AND origin = %s::uuid THEN '{}' ELSE seqs END FROM (
+    SELECT id, kind, origin, seqs FROM change_log
+    WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
+    UNION ALL SELECT id, kind, origin, seqs FROM change_log
+    WHERE buffer_id = %s AND xid >= %s::text::xid8
+) e ORDER BY id
+"""
+
+
+def transactions_since(buffer_id: int, position: str) -> tuple[Any, ...]:
+    """Return the parameters for what transactions that a position does not show have written:
+    the buffer, those that ran then, the buffer, and the first later one (PostgreSQL).
+    """
+    oldest, end, running = position.split(":")
+    if running.startswith(STANDBY):
+        return (buffer_id, NO_TRANSACTION, buffer_id, oldest)
+    return (buffer_id, f"{{{running}}}" if running else NO_TRANSACTION, buffer_id, end)
+
+
+def _postgresql_log_entries(
+    connection: Connection, buffer_id: int, position: str, origin: str | None
+) -> Iterator[ChangeEntry]:
+    parameters = (origin, *transactions_since(buffer_id, position))
+    rows = driver_of(connection).execute(_ENTRIES, parameters)
+    return map(ChangeEntry._make, rows)
 
 
 Kind = Literal["deleted", "quarantined", "labelled", "replaced", "episodes"]
@@ -210,6 +270,43 @@ def log_change(
 log_position = by_database(sqlite=_sqlite_log_position, postgresql=_postgresql_log_position)
 # Returns True if an entry was trimmed that is not part of a position.
 is_trimmed = by_database(sqlite=_sqlite_is_trimmed, postgresql=_postgresql_is_trimmed)
+# Yields the entries that are not part of a position.
+_log_entries = by_database(sqlite=_sqlite_log_entries, postgresql=_postgresql_log_entries)
+
+
+def changes_since(
+    connection: Connection,
+    buffer_id: int,
+    before: str,
+    now: str,
+    most: int | None = None,
+    origin: str | None = None,
+) -> list[ChangeEntry] | None:
+    """Return the entries that are not part of an earlier position; None if some may be missing.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        before: The earlier position.
+        now: The position of the transaction.
+        most: Return None if the entries name more steps than this.
+        origin: Leave out the numbers of the priorities that this origin has set.
+    """
+    # Another server, or an older copy of a file, may have given lower numbers.
+    if _end(now) < _end(before) or is_trimmed(connection, buffer_id, before):
+        return None
+    entries, n_steps = [], 0
+    for entry in _log_entries(connection, buffer_id, before, origin):
+        entries.append(entry)
+        n_steps += len(entry.seqs or ())
+        if most is not None and n_steps > most:
+            return None
+    return entries
+
+
+def _end(position: str) -> int:
+    """Return the last entry of a position, or the end of a snapshot."""
+    return int(position.split(":")[1] if ":" in position else position)
 
 
 class Follower:

@@ -389,6 +389,8 @@ def test_the_pages_name_every_sampler_and_all_that_candidates_offer():
     inner = {"rows", "numbers", "table", "n_probed", "n_hits", "step_without_episode"}
     # And these what draws by priority look at.
     inner |= {"matching", "matching_in", "in_window", "has_condition", "is_filtered", "picks_keys"}
+    # And these what draws by a remembered condition need.
+    inner |= {"remembered", "scan", "matching_among"}
     offered = {name for name in vars(Candidates) if not name.startswith("_")} - inner
     offered |= {"low", "high", "selective", "connection"}
     assert {name for name in offered if not re.search(rf"`{name}\b", text)} == set()

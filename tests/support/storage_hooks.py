@@ -23,6 +23,7 @@ from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
+from sqlbuffer.storage.sampling import rare_conditions
 from sqlbuffer.storage.schema.metadata import roles_script
 from sqlbuffer.storage.schema.views import VIEWS as VIEWS
 from sqlbuffer.storage.store import BufferStore
@@ -37,11 +38,14 @@ __all__ = [
     "engine_behind",
     "engine_of",
     "first_query",
+    "forget_conditions",
     "housekeeping_on_request",
     "keep_blocks",
     "make_groups",
     "migrate",
     "open_store",
+    "remembered_conditions",
+    "remembering_in_small_buffers",
     "run_inside",
     "sharing_compiled_statements",
     "store_records",
@@ -66,6 +70,24 @@ def engine_of(url: str) -> Engine:
 def engine_behind(buffer: ReplayBuffer) -> Engine:
     """Return the engine of an open buffer, also of one in memory."""
     return buffer._store.engine
+
+
+@contextmanager
+def remembering_in_small_buffers() -> Iterator[None]:
+    """Let draws remember rare conditions on buffers that take no time to scan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rare_conditions, "FEWEST_STEPS", 1)
+        yield
+
+
+def remembered_conditions(buffer: ReplayBuffer) -> int:
+    """Return how many rare conditions an open buffer remembers."""
+    return len(buffer._store.source.rare_conditions.known)
+
+
+def forget_conditions(buffer: ReplayBuffer) -> None:
+    """Let the next draws of an open buffer scan it."""
+    buffer._store.source.rare_conditions.clear()
 
 
 def cleaner_of(engine: Engine) -> threading.Thread | None:

@@ -28,7 +28,7 @@ from sqlbuffer.storage.buffers.hanging import (
     sqlite_hanging_writers,
 )
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.changes import Follower, is_trimmed
+from sqlbuffer.storage.changes import ChangeEntry, Follower, changes_since
 from sqlbuffer.storage.database.errors import ONCE_MORE_S, retried, translated
 from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.database.urls import is_memory, sqlite_path
@@ -39,7 +39,6 @@ from sqlbuffer.storage.following.state import (
     MOST_CHUNKS,
     Anchor,
     BufferState,
-    ChangeEntry,
     ChunkRow,
     ChunkSpan,
     EpisodeState,
@@ -329,7 +328,6 @@ CHUNKS_A_PAGE = 512
 _count_steps = by_database(sqlite=sqlite.count_steps, postgresql=postgresql.count_steps)
 _all_chunks = by_database(sqlite=sqlite.all_chunks, postgresql=postgresql.all_chunks)
 _new_chunks = by_database(sqlite=sqlite.new_chunks, postgresql=postgresql.new_chunks)
-_log_entries = by_database(sqlite=sqlite.log_entries, postgresql=postgresql.log_entries)
 _chunks_at = by_database(sqlite=sqlite.chunks_at, postgresql=postgresql.chunks_at)
 _priorities_of = by_database(sqlite=sqlite.priorities_of, postgresql=postgresql.priorities_of)
 _read_episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
@@ -647,14 +645,13 @@ class Feed:
             if is_same and self._database is postgresql:
                 yield None  # no transaction has ended since
                 return
-            entries: list[ChangeEntry] = []
-            if before is not None:
-                if self._database.is_later(before, now) and before.created_at == now.created_at:
-                    entries = _log_entries(connection, buffer_id, before, self.origin)
-                    if not self._continues(connection, before, now, entries):
-                        before = None
-                else:
-                    before = None
+            entries: list[ChangeEntry] | None = None
+            if before is not None and before.created_at == now.created_at:
+                entries = changes_since(
+                    connection, buffer_id, before.position, now.position, origin=self.origin
+                )
+            if entries is None or not self._continues(connection, now, entries):
+                before, entries = None, []
             news = News(connection, buffer_id, before, now, self._selected)
             news.open_episodes = set() if before is None else set(self._open_episodes)
             news.read_changes(entries)
@@ -678,16 +675,9 @@ class Feed:
         self.state, self._mark = cursor.state, cursor.mark
 
     def _continues(
-        self,
-        connection: Connection,
-        before: BufferState,
-        now: BufferState,
-        entries: Sequence[ChangeEntry],
+        self, connection: Connection, now: BufferState, entries: Sequence[ChangeEntry]
     ) -> bool:
-        """Return True if the changes are known: no entry was trimmed, and the state continues."""
-        buffer_id = self._buffer.info.id
-        if is_trimmed(connection, buffer_id, before.position):
-            return False
+        """Return True if the changes are known, and the state continues the one read last."""
         # Plain SQL has deleted some, or a layer has replaced some in place.
         if any(entry.seqs is None or entry.kind == "replaced" for entry in entries):
             return False

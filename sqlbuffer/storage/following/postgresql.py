@@ -15,25 +15,19 @@ import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.storage.changes import STANDBY, transactions_since
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import number_array
 from sqlbuffer.storage.following.state import (
     AnchorQueries,
     BufferState,
-    ChangeEntry,
     ChunkRow,
     ChunkSpan,
     EpisodeState,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.draws import unpacked
-
-# An empty list would imply the condition of every partial index: PostgreSQL takes any of them, and
-# reads all chunks of the buffer.
-_NO_TRANSACTION = "{0}"
-# Stands for the running transactions in a position on a standby, before the chunks that were read.
-STANDBY = "?"
 
 _COLUMNS = (
     "c.first_seq, c.n_steps, c.id::text, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, "
@@ -75,15 +69,6 @@ CROSS JOIN LATERAL (
 ) c CROSS JOIN LATERAL (
     SELECT * FROM chunk_data WHERE buffer_id = c.buffer_id AND first_seq = w.seq OFFSET 0
 ) d ORDER BY c.first_seq
-"""
-_ENTRIES = """
-SELECT kind, origin::text,
-    CASE WHEN kind = 'priorities' AND origin = %s::uuid THEN '{}' ELSE seqs END FROM (
-    SELECT id, kind, origin, seqs FROM change_log
-    WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
-    UNION ALL SELECT id, kind, origin, seqs FROM change_log
-    WHERE buffer_id = %s AND xid >= %s::text::xid8
-) e ORDER BY id
 """
 _PRIORITIES = """
 SELECT p.seq, p.priority FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
@@ -191,26 +176,9 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     return chunk._replace(priorities=unpacked(row[-1], np.float64))
 
 
-def log_entries(
-    connection: Connection, buffer_id: int, before: BufferState, origin: str
-) -> list[ChangeEntry]:
-    """Return the entries of the change log that are not in an earlier state, without the numbers of
-    priorities of one origin.
-    """
-    rows = driver_of(connection).execute(_ENTRIES, (origin, *_since(buffer_id, before)))
-    return [ChangeEntry._make(row) for row in rows]
-
-
-def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
-    oldest, end, running = before.position.split(":")
-    if running.startswith(STANDBY):
-        return (buffer_id, _NO_TRANSACTION, buffer_id, oldest)
-    return (buffer_id, f"{{{running}}}" if running else _NO_TRANSACTION, buffer_id, end)
-
-
 def _spans_since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
     _, is_standby, known = before.position.partition(STANDBY)
-    return (*_since(buffer_id, before), f"{{{known}}}" if is_standby else "{}")
+    return (*transactions_since(buffer_id, before.position), f"{{{known}}}" if is_standby else "{}")
 
 
 def noted(connection: Connection, buffer_id: int, state: BufferState) -> BufferState:
@@ -282,15 +250,3 @@ def entry_time(connection: Connection, entry: int) -> str | None:
 
 # The driver's connection: a crash or a shutdown of the server closes it.
 ANCHOR = AnchorQueries(chunk_ids, newest_entry, entry_time, driver_of)
-
-
-def is_later(before: BufferState, now: BufferState) -> bool:
-    """Return True if a state may come after another one.
-
-    Another server may have given lower transaction ids.
-    """
-    return _end(now) >= _end(before)
-
-
-def _end(state: BufferState) -> int:
-    return int(state.position.split(":")[1])

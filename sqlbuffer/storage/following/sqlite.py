@@ -13,7 +13,6 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.following.state import (
     AnchorQueries,
     BufferState,
-    ChangeEntry,
     ChunkRow,
     ChunkSpan,
     EpisodeState,
@@ -143,20 +142,6 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     return chunk._replace(steps=steps, offsets=offsets)
 
 
-def log_entries(
-    connection: Connection, buffer_id: int, before: BufferState, origin: str
-) -> list[ChangeEntry]:
-    """Return the entries of the change log that are not in an earlier state, without the numbers of
-    priorities of one origin.
-    """
-    query = (
-        "SELECT kind, origin, CASE WHEN kind = 'priorities' AND origin = ? THEN '[]' ELSE seqs END "
-        "FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
-    )
-    rows = driver_of(connection).execute(query, (origin, buffer_id, int(before.position)))
-    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows]
-
-
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
@@ -236,8 +221,3 @@ def noted(connection: Connection, buffer_id: int, state: BufferState) -> BufferS
 def is_final(state: BufferState) -> bool:
     """Return True: a later state with the same position is the same."""
     return True
-
-
-def is_later(before: BufferState, now: BufferState) -> bool:
-    """Return True if a state may come after another one."""
-    return int(now.position) >= int(before.position)

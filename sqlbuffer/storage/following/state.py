@@ -237,11 +237,3 @@ class EpisodeState(NamedTuple):
     group_id: str | None
     parent_id: str | None
     meta: str | None
-
-
-class ChangeEntry(NamedTuple):
-    """An entry of the change log: the changed steps, and the kind of change."""
-
-    kind: str
-    origin: str | None
-    seqs: Sequence[int] | None

@@ -25,6 +25,7 @@ from sqlbuffer.storage.rows.layouts import layout_of, steps_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.statements import RowSelection
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates, RowPriorities
+from sqlbuffer.storage.sampling.rare_conditions import RareConditions
 from sqlbuffer.storage.sampling.slice_table import SliceReading
 
 # Uses may be given back by another process, or by plain SQL.
@@ -279,6 +280,7 @@ class CandidateSource:
     Attributes:
         restrictions: Requirements that rows must meet before they may be sampled.
         whole_rows: Reads whole rows.
+        rare_conditions: Conditions whose steps are remembered.
     """
 
     def __init__(
@@ -290,6 +292,7 @@ class CandidateSource:
         self.restrictions = Restrictions(buffer.info)
         self.whole_rows = self.payloads()
         self._priorities_of = priorities_of
+        self.rare_conditions = RareConditions(buffer)
 
     @contextmanager
     def candidates(
@@ -310,6 +313,8 @@ class CandidateSource:
         buffer, query = self.buffer, self.window_query
         if isinstance(columns, SliceReading) and columns.finds_single:
             query = self._window_with_single
+        with translated(buffer.url):
+            rare = self.rare_conditions.before_draw(node) if sampled else None
         # One state throughout: rows that are evicted during the draw stay in the result.
         with (
             translated(buffer.url),
@@ -334,7 +339,13 @@ class CandidateSource:
             candidates.may_replace = buffer.info.layout is not None
             if self._priorities_of is not None:
                 candidates.priorities = self._priorities_of(candidates)
+            # Not all steps that match may be keys, and those of rows may move in their episode.
+            has_keys = isinstance(columns, SliceReading) and columns.is_key is not None
+            if rare is not None and rare.begin(window) and not has_keys:
+                candidates.rare = rare
             yield candidates
+        if rare is not None:
+            rare.end()
 
     def payloads(
         self, selected: SelectedFields | None = None, only: frozenset[str] | None = None

@@ -42,6 +42,7 @@ from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import PLACES, ROWS, StepLayout
 from sqlbuffer.storage.rows.payload_parts import have_parts, is_in_parts
 from sqlbuffer.storage.rows.statements import BUFFER_ID, SEQS, IsKey, RowSelection, matching_numbers
+from sqlbuffer.storage.sampling.rare_conditions import RareCondition
 from sqlbuffer.storage.sampling.slice_table import (
     Range,
     SliceReading,
@@ -171,6 +172,7 @@ class Candidates:
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
         self._priorities: RowPriorities | None = None
+        self.rare: RareCondition | None = None  # the condition may be remembered
 
     @property
     def priorities(self) -> RowPriorities:
@@ -273,8 +275,38 @@ class Candidates:
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""
         self.has_read_keys = True
-        seqs = self.connection.execute(self.select().order_by(*self._in_order())).scalars()
-        return np.fromiter(seqs, np.int64)
+        remembered = self.remembered
+        if remembered is not None:
+            return remembered.copy()
+        keys = self._read_numbers(self.in_window)
+        if self.rare is not None and not self._is_part:
+            self.rare.note(self, keys)
+        return keys
+
+    @property
+    def remembered(self) -> NDArray[np.int64] | None:
+        """What `keys` returns, if it is known without a scan; it must not be changed.
+
+        :meta private:
+        """
+        numbers = None if self.rare is None else self.rare.numbers(self)
+        if numbers is None or not self._is_part:
+            return numbers
+        first, end = np.searchsorted(numbers, (self.low, self.high), side="right").tolist()
+        return numbers[first:end]
+
+    def scan(self, low: int, high: int) -> NDArray[np.int64]:
+        """Return the matching seq above a number and up to another one, in ascending order.
+
+        :meta private:
+        """
+        if high <= low:
+            return np.zeros(0, np.int64)
+        return self._read_numbers(self._matching & (self._seq > low) & (self._seq <= high))
+
+    def _read_numbers(self, where: ColumnElement[bool]) -> NDArray[np.int64]:
+        numbers = select(self.table_of_steps.c.seq).where(where).order_by(*self._in_order())
+        return np.fromiter(self.connection.execute(numbers).scalars(), np.int64)
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
         """Return the given seq that are matching rows; their payloads are read for the batch.
@@ -289,7 +321,11 @@ class Candidates:
             low, high, probed = self.low, self.high, self._probed
             if unknown := [seq for seq in asked if low < seq <= high and seq not in probed]:
                 self._probed.update(unknown)
-                self._read(unknown)
+                remembered = self.remembered
+                if remembered is None:
+                    self._read(unknown)
+                else:
+                    self._read_remembered(unknown, remembered)
         return asked.keys() & self._payloads.keys()
 
     def table(self, layout: Layout, numbers: NDArray[np.int64]) -> tuple[SliceTable, Any]:
@@ -317,6 +353,14 @@ class Candidates:
             partial(self._places, layout, keys),
         )  # fmt: skip
         return table, numbers
+
+    def _read_remembered(self, seqs: Sequence[int], remembered: NDArray[np.int64]) -> None:
+        """Read those of some numbers that match; forget the remembered ones if one does not."""
+        possible = np.intersect1d(np.array(seqs, np.int64), remembered).tolist()
+        if possible:
+            self._read(possible)
+        if not self._payloads.keys() >= set(possible) and self.rare is not None:
+            self.rare.forget()
 
     def _places(self, layout: Layout, keys: Keys, ranges: Sequence[Range]) -> SliceTable:
         """Return the steps between places of the episodes of keys, with those in reach behind."""
@@ -390,7 +434,7 @@ class Candidates:
         assert isinstance(self.reading, SliceReading)
         limits = self.limits
         if self.node != EVERYTHING or limits.max_use is not None or limits.kind.of_newest:
-            seqs = self._matching_among(seqs)
+            seqs = self.matching_among(seqs)
         reach, has_versions = self.reading.reach, self._has_versions
         rows, versions = read_keys(
             self.connection, self.buffer_id, seqs, reach, has_versions, self.steps
@@ -406,8 +450,11 @@ class Candidates:
             rows = [row for row in rows if row[0] not in quarantined]
         self._payloads.update(zip(map(_SEQ_OF, rows), rows, strict=True))
 
-    def _matching_among(self, seqs: Sequence[int]) -> list[int]:
-        """Return those of some numbers that match, without reading their bytes."""
+    def matching_among(self, seqs: Sequence[int]) -> list[int]:
+        """Return those of some numbers that match, without reading their bytes.
+
+        :meta private:
+        """
         statement = matching_numbers(self.node, self.limits.kind, self._is_key, self.steps)
         return [seq for (seq,) in self._selected(statement, seqs)]
 
@@ -424,7 +471,7 @@ class Candidates:
             if self.has_labels:
                 rows = self.reading.with_late(self.connection, rows)
         else:
-            seqs = self._matching_among(seqs) if self.is_filtered else seqs
+            seqs = self.matching_among(seqs) if self.is_filtered else seqs
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
         self._payloads.update(zip(map(_SEQ_OF, rows), rows, strict=True))
 
@@ -464,6 +511,11 @@ class Candidates:
         """
         n = checked_count(n, "n")
         self.has_read_keys = True
+        remembered = self.remembered
+        if remembered is not None:
+            size = min(n, len(remembered))
+            chosen: list[int] = np.random.default_rng().choice(remembered, size, False).tolist()
+            return chosen
         return self._scalars(self.select().order_by(func.random()).limit(n))
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
@@ -526,6 +578,11 @@ class Candidates:
         Without statistics PostgreSQL expects only a few rows in the buffer, and would sort all of
         them.
         """
+        remembered = self.remembered
+        if remembered is not None:
+            ordered = remembered[:: -1 if newest else 1]
+            found: list[int] = ordered[offset : offset + n].tolist()
+            return found
         order = self._in_order(newest=newest)
         width = self.span if self.selective else 2 * (n + offset) + 64
         while True:

@@ -79,6 +79,8 @@ LABELLED_TASK = QueryBuilder().eq("exp_meta.task_id", "t500").and_().gte(
 ).build()  # fmt: skip
 HALF = QueryBuilder().lt("exp_data.state.mod", 50).build()
 HALF_OF_STEPS = QueryBuilder().lt("exp_data.reward_t", 50).build()
+RARE = QueryBuilder().gt("exp_data.state.mod", 98).build()
+RARE_STEPS = QueryBuilder().gt("exp_data.reward_t", 98).build()
 SOME_ARRAYS = QueryBuilder().in_("seq", list(range(25_003, 30_000, 400)))
 SOME_STEPS = QueryBuilder().in_("seq", list(range(50_003, 60_000, 400)))
 
@@ -539,6 +541,40 @@ def assert_no_scan(url, operation):
     assert watch.rows_fetched < most_rows
     assert watch.steps < most_steps
     assert watch.steps or watch.rows_fetched or operation in LEAST
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("rows", lambda: make_rows(range(64))), ("steps", lambda: steps_of_tasks(64))],
+)
+def test_a_remembered_rare_condition_is_not_scanned_for_again(large_url, name, more):
+    """Steps that were stored since, and changed ones, are looked at alone."""
+    rare = RARE_STEPS if name == "steps" else RARE
+    buffer, writer = ReplayBuffer(large_url, name=name), ReplayBuffer(large_url, name=name)
+    draws = [
+        lambda: buffer.sample(256, condition=rare),
+        lambda: buffer.sample(256, condition=rare, sampler=RandomSampler(replace=True)),
+        lambda: buffer.sample(64, condition=rare, sampler=LatestSampler()),
+    ]
+    if name == "steps":
+        draws.append(lambda: buffer.sample_arrays(256, condition=rare))
+    draws[0]()
+    if name == "steps":
+        writer.extend(more())
+    else:
+        writer.store_batch(more())
+    writer.annotate(range(60_001, 60_100), reward=99.0)
+    writer.quarantine([60_051])
+    writer.delete([60_052])
+    with Watch(buffer._store.engine) as watch:
+        for draw in draws:
+            draw()
+    patterns = [SCAN, SCAN_OF_CHUNKS] if name == "steps" else [SCAN]
+    scans = [plan for plan in watch.plans() if any(each.search(plan) for each in patterns)]
+    assert not scans, "\n\n".join(scans)
+    assert watch.rows_scanned == 0
+    assert watch.rows_fetched < len(draws) * MOST_CHUNK_ROWS_READ
+    assert watch.steps < len(draws) * MOST_STEPS
 
 
 def written_by(connection, number):
