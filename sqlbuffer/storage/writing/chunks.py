@@ -807,7 +807,7 @@ InsertChunks = Callable[[ChunkBatch], StoreResult]
 
 # A chunk leaves fewer dead rows than its steps as rows would. So many of them count as one row,
 # until the next look at dead rows is due.
-STEPS_PER_ROW = 4
+STEPS_PER_ROW = 3
 
 
 class ChunkWriter:
