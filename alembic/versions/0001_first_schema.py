@@ -145,6 +145,9 @@ OBJECTS = {
         "trg_experiences_number_v1",
         "sqlbuffer_reserve_seqs_v1",
         "sqlbuffer_reserve_steps_v1",
+        "type_packed_chunk_v1",
+        "sqlbuffer_insert_chunks_v1",
+        "sqlbuffer_store_chunks_v1",
         "sqlbuffer_held_ids_v1",
         "sqlbuffer_slices_v1",
         "sqlbuffer_marks_v1",
@@ -249,6 +252,8 @@ def dropped(dialect: str, name: str) -> str:
     if name.startswith("trg_"):
         table = next(table for prefix, table in TRIGGER_TABLES.items() if name.startswith(prefix))
         return f"TRIGGER {name}" + (f" ON {table}" if dialect == "postgresql" else "")
+    if name.startswith("type_"):
+        return f"TYPE {name.removeprefix('type_')}"
     if name.startswith("sqlbuffer_"):
         return f"FUNCTION {name}"
     return f"VIEW {name.removesuffix('_v1')}"

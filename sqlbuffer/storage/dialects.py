@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from pathlib import Path
@@ -334,6 +335,10 @@ def id_array(ids: Sequence[str]) -> str | list[str]:
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)
 NULL = b"\xff\xff\xff\xff"
+# `struct.pack` would look the form up each time.
+_SIZE, _INTEGER, _BIGINT, _DOUBLE = (
+    struct.Struct(form).pack for form in (">i", ">ii", ">iq", ">id")
+)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 # The fields of a column: one for each row, or one for all rows.
 Fields = list[bytes] | bytes
@@ -342,7 +347,7 @@ Fields = list[bytes] | bytes
 def text_field(value: str) -> bytes:
     """Encode a text."""
     raw = value.encode()
-    return struct.pack(">i", len(raw)) + raw
+    return _SIZE(len(raw)) + raw
 
 
 def jsonb_field(value: str) -> bytes:
@@ -353,22 +358,22 @@ def jsonb_field(value: str) -> bytes:
 
 def bytes_field(value: bytes) -> bytes:
     """Encode bytes."""
-    return struct.pack(">i", len(value)) + value
+    return _SIZE(len(value)) + value
 
 
 def bigint_field(value: int) -> bytes:
     """Encode a 64-bit whole number."""
-    return struct.pack(">iq", 8, value)
+    return _BIGINT(8, value)
 
 
 def integer_field(value: int) -> bytes:
     """Encode a 32-bit whole number."""
-    return struct.pack(">ii", 4, value)
+    return _INTEGER(4, value)
 
 
 def double_field(value: float) -> bytes:
     """Encode a 64-bit floating-point number."""
-    return struct.pack(">id", 8, value)
+    return _DOUBLE(8, value)
 
 
 def bool_field(value: bool) -> bytes:
@@ -408,6 +413,26 @@ def rows_of(n: int, head: bytes, columns: Iterable[Fields]) -> bytes:
         head: First bytes of each row.
         columns: The columns, encoded.
     """
+    return b"".join(chain.from_iterable(_parts_of_rows(n, head, columns)))
+
+
+def composite_array(oid: int, n: int, columns: Sequence[tuple[int, Fields]]) -> bytes:
+    """Return an array of n values of a composite type, without its size.
+
+    Args:
+        oid: The server's number of the type.
+        n: Number of values, at least one.
+        columns: The columns, encoded, each with the number of its type.
+    """
+    head = struct.pack(">i", len(columns))
+    fields: list[Fields] = []
+    for type_oid, column in columns:
+        fields += (struct.pack(">I", type_oid), column)
+    rows = list(map(b"".join, _parts_of_rows(n, head, fields)))
+    return struct.pack(">iiIii", 1, 0, oid, n, 1) + b"".join(map(bytes_field, rows))
+
+
+def _parts_of_rows(n: int, head: bytes, columns: Iterable[Fields]) -> Iterator[tuple[bytes, ...]]:
     same, parts = head, list[Iterable[bytes]]()
     for fields in columns:
         if isinstance(fields, bytes):
@@ -418,7 +443,23 @@ def rows_of(n: int, head: bytes, columns: Iterable[Fields]) -> bytes:
             same = b""
         parts.append(fields)
     parts.append([same] * n)
-    return b"".join(chain.from_iterable(zip(*parts)))  # noqa: B905, `repeat` has no end
+    return zip(*parts)  # noqa: B905, `repeat` has no end
+
+
+class Oid(IntEnum):
+    """The server's numbers of types."""
+
+    BYTES = 17
+    BIGINT = 20
+    INTEGER = 23
+    TEXT = 25
+    DOUBLE = 701
+    BOOLEANS = 1000
+    BIGINTS = 1016
+    DOUBLES = 1022
+    TIME = 1184
+    UUID = 2950
+    JSONB = 3802
 
 
 class ArrayFields:

@@ -313,6 +313,11 @@ applied_writes = Table(
         comment="random id of the write",
     ),
     Column("kept_until", TIME, nullable=False, comment="no call looks for the id after this time"),
+    Column(
+        "first_seq",
+        BigInteger,
+        comment="first number of its steps; null if it stored no chunks",
+    ),
 )
 
 # Messages of the conversations of a buffer with `shared_messages`, each once.

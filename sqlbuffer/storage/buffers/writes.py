@@ -65,10 +65,12 @@ class WriteId(NamedTuple):
     Attributes:
         write_id: The id, a UUID.
         keep_s: Time for which the id is kept, in seconds.
+        is_repeated: An earlier attempt may have stored it.
     """
 
     write_id: str
     keep_s: float
+    is_repeated: bool = False
 
 
 class WriteOnce(Generic[T]):
@@ -91,6 +93,7 @@ class WriteOnce(Generic[T]):
         self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
         self._write_id, self._began_at = "", 0.0
         self._in_doubt: list[T] = []
+        self._is_repeated = False
         self.note: WriteId | None = None
 
     def run(
@@ -140,11 +143,43 @@ class WriteOnce(Generic[T]):
         commits_of(self._url, self._buffer_id).n += 1
         return done[0]
 
+    def run_alone(self, work: Callable[[WriteId | None], T]) -> T:
+        """Run `work` and return its result: one transaction, which stores the id and its result.
+
+        Args:
+            work: Function to run with the id, if one is to be stored. If the id is stored already,
+                it changes nothing, and returns the result of that attempt.
+
+        Raises:
+            ConnectionLost: As `run`.
+            StorageUnreachableError: As `run`.
+        """
+        self._begin_attempt(in_doubt=self._is_repeated)
+        note = WriteId(self._write_id, self._keep_s, self._is_repeated) if self._keep_s else None
+        try:
+            with translated(self._url):
+                result = work(note)
+        except ConnectionLost:
+            self._is_repeated = True
+            raise
+        commits_of(self._url, self._buffer_id).n += 1
+        return result
+
     def _query(self, engine: Engine, notes: bool) -> str | None:
         """Return the query that stores the id; None if there is none, or `work` stores it."""
-        now = time.monotonic()
         self.note = None
-        if not self._in_doubt:
+        self._begin_attempt(in_doubt=bool(self._in_doubt))
+        if not self._keep_s:
+            return None
+        if notes and not self._in_doubt:
+            self.note = WriteId(self._write_id, self._keep_s)
+            return None
+        return note_write(engine, self._buffer_id, self._write_id, self._keep_s)
+
+    def _begin_attempt(self, *, in_doubt: bool) -> None:
+        """Take a new id, unless an earlier attempt may have been committed under the last one."""
+        now = time.monotonic()
+        if not in_doubt:
             # Use another id: the server may not have ended an attempt whose connection was lost.
             self._write_id, self._began_at = uuid7(), now
         elif now - self._began_at > self._keep_s - MARGIN_S:
@@ -153,9 +188,3 @@ class WriteOnce(Generic[T]):
                 f"ago, and it is no longer known if the write was stored; check that before you "
                 f"repeat the call"
             )
-        if not self._keep_s:
-            return None
-        if notes and not self._in_doubt:
-            self.note = WriteId(self._write_id, self._keep_s)
-            return None
-        return note_write(engine, self._buffer_id, self._write_id, self._keep_s)

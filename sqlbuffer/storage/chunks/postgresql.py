@@ -1,12 +1,13 @@
 """Inserts, reads and evicts chunks on PostgreSQL."""
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     fields_json,
@@ -16,15 +17,16 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 )
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.slices import Parts, Reach
+from sqlbuffer.storage.database.pipelines import Statement, run_statement
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects import (
-    HEADER,
-    TRAILER,
     Fields,
+    Oid,
     bigint_array_fields,
     bigint_field,
     bool_array_fields,
     bytes_field,
+    composite_array,
     double_array_fields,
     double_field,
     fields_of,
@@ -32,7 +34,6 @@ from sqlbuffer.storage.dialects import (
     integer_field,
     jsonb_field,
     number_array,
-    rows_of,
     text_field,
     time_field,
     uuid_fields,
@@ -50,69 +51,124 @@ _INSERT_IDS = (
 )
 
 
+# Chunks that one call sends: the server holds all of them in memory.
+MOST_BYTES = 2**24
+_TYPE = "packed_chunk_v1"
+_TYPE_OID = "sqlbuffer_packed_chunk_oid"  # in the notes of a connection
+_FIND_TYPE = f"SELECT '{_TYPE}'::regtype::oid"
+_INSERT = f"SELECT sqlbuffer_insert_chunks_v1($1::integer, 0, NULL, $2::{_TYPE}[])"
+_STORE = (
+    "SELECT first_seq FROM sqlbuffer_store_chunks_v1($1::integer, $2::bigint, "
+    f"$3::double precision, $4::uuid, $5::double precision, $6::boolean, $7::{_TYPE}[])"
+)
+
+
+def n_bytes_of(chunk: PackedChunk) -> int:
+    """Return the approximate size of what is sent of a chunk."""
+    texts = sum(map(len, filter(None, chunk.payloads or ())))
+    return len(chunk.records) + len(chunk.payload_arrays or b"") + texts
+
+
 def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
+    of_call: list[NumberedChunk] = []
+    n_bytes = 0
+    for one in numbered:
+        n_bytes += n_bytes_of(one.chunk)
+        if of_call and n_bytes > MOST_BYTES:
+            _insert(connection, buffer_id, of_call)
+            of_call, n_bytes = [], n_bytes_of(one.chunk)
+        of_call.append(one)
+    _insert(connection, buffer_id, of_call)
+
+
+def _insert(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
+    values = (b"%d" % buffer_id, _packed(connection, numbered))
+    run_statement(connection, Statement(_INSERT, values, (False, True)))
+
+
+def store_chunks(
+    connection: Connection,
+    buffer_id: int,
+    packed: Sequence[PackedChunk],
+    largest: float | None,
+    note: WriteId | None,
+) -> Statement:
+    """Return the statement that numbers and inserts chunks, and returns the first number.
+
+    Args:
+        connection: The connection that will run it.
+        buffer_id: The buffer.
+        packed: The chunks, of steps without episodes and sessions.
+        largest: The largest given priority of the steps.
+        note: The id of the write.
+    """
+    numbered, n_steps = [], 0
+    for chunk in packed:
+        numbered.append(NumberedChunk(chunk, n_steps, None, None, None))
+        n_steps += chunk.n_steps
+    values = (
+        b"%d" % buffer_id,
+        b"%d" % n_steps,
+        None if largest is None else repr(largest).encode(),
+        None if note is None else note.write_id.encode(),
+        None if note is None else b"%f" % note.keep_s,
+        b"t" if note is not None and note.is_repeated else b"f",
+        _packed(connection, numbered),
+    )
+    return Statement(_STORE, values, (False,) * 6 + (True,))
+
+
+def _packed(connection: Connection, numbered: Sequence[NumberedChunk]) -> bytes:
+    """Return chunks as an array of the server; their numbers are places."""
+    notes = connection.info
+    if _TYPE_OID not in notes:
+        ((oid,),) = run_statement(connection, Statement(_FIND_TYPE))
+        notes[_TYPE_OID] = int(oid or 0)
     packed = [one.chunk for one in numbered]
     flags = flag_columns(packed)
 
-    def fields(name: str, encode: Callable[[Any], bytes]) -> dict[str, Fields]:
-        return {name: fields_of(list(map(attrgetter(name), packed)), encode)}
+    def fields(name: str, encode: Callable[[Any], bytes]) -> Fields:
+        return fields_of(list(map(attrgetter(name), packed)), encode)
 
-    of_both = {
-        "first_seq": fields_of([one.first_seq for one in numbered], bigint_field),
-        **fields("n_steps", integer_field),
-        **fields("task_id", text_field),
-        **fields("agent_id", text_field),
-        **fields("step", bigint_field),
-        "steps": bigint_array_fields([chunk.steps for chunk in packed]),
-        "episode_id": fields_of([one.episode_id for one in numbered], bigint_field),
-        **fields("t", integer_field),
-    }
-    columns = {
-        **of_both,
-        "id": uuid_fields([chunk.id for chunk in packed]),
-        **fields("task_name", text_field),
-        **fields("pre_agent", text_field),
-        "session_id": fields_of([one.session_id for one in numbered], integer_field),
-        **fields("model_version", bigint_field),
-        **fields("first_time", double_field),
-        **fields("last_time", double_field),
-        "times": double_array_fields([chunk.times for chunk in packed]),
-        "reward_t": double_array_fields([chunk.reward for chunk in packed]),
-        "adv_t": double_array_fields([chunk.adv_t for chunk in packed]),
-        "v_t": double_array_fields([chunk.v_t for chunk in packed]),
-        "terminated": bool_array_fields(flags.terminated),
-        "truncated": bool_array_fields(flags.truncated),
-        "initial_priority": double_array_fields([one.initial_priority for one in numbered]),
-        "fields": fields_of([fields_json(chunk.fields) for chunk in packed], jsonb_field),
-    }
-    if numbered and numbered[0].inserted_at is not None:
-        columns["inserted_at"] = fields_of([one.inserted_at for one in numbered], time_field)
-    data = {
-        **of_both,
-        "rewards": fields_of(reward_column(packed), bytes_field),
-        "ends": fields_of(flags.ends, bytes_field),
-        **fields("records", bytes_field),
-        **fields("block_steps", integer_field),
-        **fields("layout", integer_field),
-        "offsets": bigint_array_fields([chunk.offsets for chunk in packed]),
-        "payloads": fields_of([payloads_json(chunk.payloads) for chunk in packed], jsonb_field),
-        **fields("payload_arrays", bytes_field),
-    }
-    _copy(connection, "chunk_data", buffer_id, data, len(packed))
-    _copy(connection, "chunks", buffer_id, columns, len(packed))
-
-
-def _copy(
-    connection: Connection, table: str, buffer_id: int, columns: Mapping[str, Fields], n: int
-) -> None:
-    head = struct.pack(">hii", len(columns) + 1, 4, buffer_id)
-    statement = f"COPY {table} (buffer_id, {', '.join(columns)}) FROM STDIN (FORMAT BINARY)"
-    rows = rows_of(n, head, columns.values())
-    with driver_of(connection).cursor() as cursor, cursor.copy(statement) as copy:
-        copy.write(b"".join([HEADER, rows, TRAILER]))
+    # In the order of the type.
+    columns: list[tuple[int, Fields]] = [
+        (Oid.BIGINT, fields_of([one.first_seq for one in numbered], bigint_field)),
+        (Oid.INTEGER, fields("n_steps", integer_field)),
+        (Oid.UUID, uuid_fields([chunk.id for chunk in packed])),
+        (Oid.TEXT, fields("task_id", text_field)),
+        (Oid.TEXT, fields("task_name", text_field)),
+        (Oid.TEXT, fields("agent_id", text_field)),
+        (Oid.TEXT, fields("pre_agent", text_field)),
+        (Oid.BIGINT, fields_of([one.episode_id for one in numbered], bigint_field)),
+        (Oid.INTEGER, fields("t", integer_field)),
+        (Oid.BIGINT, fields("step", bigint_field)),
+        (Oid.BIGINTS, bigint_array_fields([chunk.steps for chunk in packed])),
+        (Oid.INTEGER, fields_of([one.session_id for one in numbered], integer_field)),
+        (Oid.BIGINT, fields("model_version", bigint_field)),
+        (Oid.DOUBLE, fields("first_time", double_field)),
+        (Oid.DOUBLE, fields("last_time", double_field)),
+        (Oid.DOUBLES, double_array_fields([chunk.times for chunk in packed])),
+        (Oid.DOUBLES, double_array_fields([chunk.reward for chunk in packed])),
+        (Oid.DOUBLES, double_array_fields([chunk.adv_t for chunk in packed])),
+        (Oid.DOUBLES, double_array_fields([chunk.v_t for chunk in packed])),
+        (Oid.BOOLEANS, bool_array_fields(flags.terminated)),
+        (Oid.BOOLEANS, bool_array_fields(flags.truncated)),
+        (Oid.DOUBLES, double_array_fields([one.initial_priority for one in numbered])),
+        (Oid.JSONB, fields_of([fields_json(chunk.fields) for chunk in packed], jsonb_field)),
+        (Oid.TIME, fields_of([one.inserted_at for one in numbered], time_field)),
+        (Oid.INTEGER, fields("block_steps", integer_field)),
+        (Oid.INTEGER, fields("layout", integer_field)),
+        (Oid.BIGINTS, bigint_array_fields([chunk.offsets for chunk in packed])),
+        (Oid.BYTES, fields_of(reward_column(packed), bytes_field)),
+        (Oid.BYTES, fields_of(flags.ends, bytes_field)),
+        (Oid.BYTES, fields("records", bytes_field)),
+        (Oid.JSONB, fields_of([payloads_json(chunk.payloads) for chunk in packed], jsonb_field)),
+        (Oid.BYTES, fields("payload_arrays", bytes_field)),
+    ]
+    return composite_array(notes[_TYPE_OID], len(packed), columns)
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:

@@ -330,6 +330,11 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
         inside: The driver has begun the transaction already.
         read_only: The transaction cannot write.
     """
+    return "; ".join(begin_commands(begin, inside=inside, read_only=read_only))
+
+
+def begin_commands(begin: Begin, *, inside: bool = False, read_only: bool = False) -> list[str]:
+    """Return the statements that begin a transaction; see `postgresql_statement`."""
     level = "REPEATABLE READ" if begin.snapshot else "READ COMMITTED"
     mode = f"ISOLATION LEVEL {level}{', READ ONLY' if read_only else ''}"
     commands = [
@@ -345,7 +350,7 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
         commands.append(_SYNCHRONOUS_COMMIT[begin.durability])
     if begin.query is not None:
         commands.append(begin.query)
-    return "; ".join(commands)
+    return commands
 
 
 def _lock_timeout_ms(begin: Begin) -> int:

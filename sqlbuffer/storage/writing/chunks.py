@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Text, bindparam, cast, or_, select, true
+from sqlalchemy import Connection, Engine, Text, bindparam, cast, or_, select, true
 
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.chunks import (
@@ -28,12 +28,14 @@ from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
-from sqlbuffer.storage.buffers.writes import WriteOnce
+from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
+from sqlbuffer.storage.database.pipelines import run_transaction
 from sqlbuffer.storage.database.psycopg_later import psycopg
+from sqlbuffer.storage.database.transactions import joined_connection
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
     Beginnings,
@@ -769,9 +771,59 @@ def largest_priority(packed_chunks: Sequence[PackedChunk]) -> float | None:
     )
 
 
+def _sqlite_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
+    """Return False: a file takes no round trips."""
+    return False
+
+
+def _postgresql_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
+    """Return True for steps that depend on nothing in the buffer: one statement stores them.
+
+    They have no episodes, sessions, shared messages and ids of the user.
+    """
+    return (
+        bool(batch.chunks)
+        and batch.whole is None
+        and not batch.endings
+        and buffer.info.config.retention.evict_by != "episode"
+        and all(
+            chunk.episode_key is None
+            and chunk.session_key is None
+            and chunk.ids is None
+            and (chunk.payloads is None or not buffer.shares_messages)
+            for chunk in batch.chunks
+        )
+        and sum(map(postgresql.n_bytes_of, batch.chunks)) <= postgresql.MOST_BYTES
+        and joined_connection(engine) is None
+    )
+
+
+_is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
+
+
+def _store_alone(buffer: OpenBuffer, batch: ChunkBatch, note: WriteId | None) -> StoreResult:
+    """Store steps that depend on nothing in the buffer; see `WriteOnce.run_alone`."""
+    largest = largest_priority(batch.chunks)
+    ((first_seq,),) = run_transaction(
+        buffer.engine,
+        lambda connection: postgresql.store_chunks(
+            connection, buffer.info.id, batch.chunks, largest, note
+        ),
+        buffer.options.durability,
+    )
+    outcomes = StepOutcomes(buffer.layout, batch.chunks)
+    outcomes.number(int(first_seq or 0))
+    return outcomes.result(batch.order)
+
+
 T = TypeVar("T")
 # Inserts a batch in the transaction of a caller.
 InsertChunks = Callable[[ChunkBatch], StoreResult]
+
+
+# A chunk leaves fewer dead rows than its steps as rows would. So many of them count as one row,
+# until the next look at dead rows is due.
+STEPS_PER_ROW = 3
 
 
 class ChunkWriter:
@@ -801,11 +853,14 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = buffer.once(), buffer.options.durability
-        insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
-        result: StoreResult = buffer.with_retries(
-            partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
-        )
-        clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
+        if _is_alone(buffer.engine, buffer, batch):
+            attempt = partial(once.run_alone, partial(_store_alone, buffer, batch))
+        else:
+            insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+            attempt = partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
+        result: StoreResult = buffer.with_retries(attempt)
+        n_rows = -(-result.inserted // STEPS_PER_ROW)
+        clean_after_write(buffer.engine, n_rows, batch.n_bytes, buffer.watermark)
         self._wrote()
         return result
 
@@ -830,6 +885,7 @@ class ChunkWriter:
             return work(connection, partial(insert_batch, connection, buffer))
 
         result = buffer.write(inserting)
-        clean_after_write(buffer.engine, n_steps, n_bytes, buffer.watermark)
+        n_rows = -(-n_steps // STEPS_PER_ROW)
+        clean_after_write(buffer.engine, n_rows, n_bytes, buffer.watermark)
         self._wrote()
         return result

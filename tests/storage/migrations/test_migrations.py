@@ -126,7 +126,7 @@ def test_after_every_revision_all_its_objects_are_there(stepwise_url):
             re.sub(
                 r"^(v_\w+|new_\w+|episode_states|chunk_steps|row_messages|step_numbers|step_sums|retention_bounds)_v1$",
                 r"\1",
-                n,
+                n.removeprefix("type_"),
             )
             for n in script.module.OBJECTS[dialect]
         }

@@ -6,7 +6,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b record;
 BEGIN
+    -- An insert that finds its rows there calls this for no new row, and again for those it updates.
     IF TG_OP = 'INSERT' THEN
+        IF NOT EXISTS (SELECT FROM new_rollouts) THEN
+            RETURN NULL;
+        END IF;
         FOR b IN
             SELECT k.id, k.keep_episodes FROM buffers k
             WHERE k.id IN (SELECT n.buffer_id FROM new_rollouts n WHERE n.episode_id = 0) AND random() * k.keep_episodes < 100
@@ -29,6 +33,11 @@ BEGIN
         ) c
         GROUP BY c.buffer_id;
     ELSIF TG_OP = 'UPDATE' THEN
+        -- Tasks without episodes belong to no group.
+        IF NOT EXISTS (SELECT FROM new_rollouts n WHERE n.episode_id <> 0)
+            AND NOT EXISTS (SELECT FROM buffers u WHERE u.has_queue AND u.id IN (SELECT n.buffer_id FROM new_rollouts n)) THEN
+            RETURN NULL;
+        END IF;
         PERFORM sqlbuffer_note_groups_v1(c.buffer_id, array_agg(c.key), array_agg(c.n_rollouts), array_agg(c.was), array_agg(c.now))
         FROM (
             SELECT n.buffer_id, n.group_id AS key, o.is_aborted::integer - n.is_aborted::integer AS n_rollouts,

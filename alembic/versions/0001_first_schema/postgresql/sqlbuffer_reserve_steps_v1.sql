@@ -9,8 +9,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     first_seq := sqlbuffer_reserve_v1(p_buffer_id, p_n);
     IF p_write_id IS NOT NULL THEN
-        INSERT INTO applied_writes (buffer_id, write_id, kept_until)
-        VALUES (p_buffer_id, p_write_id, clock_timestamp() + make_interval(secs => p_keep_s));
+        INSERT INTO applied_writes (buffer_id, write_id, kept_until, first_seq)
+        VALUES (p_buffer_id, p_write_id, clock_timestamp() + make_interval(secs => p_keep_s), sqlbuffer_reserve_steps_v1.first_seq);
     END IF;
     IF p_largest IS NOT NULL THEN
         UPDATE buffers b SET max_priority = p_largest

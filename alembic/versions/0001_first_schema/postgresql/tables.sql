@@ -771,11 +771,13 @@ CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,
     write_id UUID NOT NULL,
     kept_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    first_seq BIGINT,
     CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
 );
 COMMENT ON COLUMN applied_writes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN applied_writes.write_id IS 'random id of the write';
 COMMENT ON COLUMN applied_writes.kept_until IS 'no call looks for the id after this time';
+COMMENT ON COLUMN applied_writes.first_seq IS 'first number of its steps; null if it stored no chunks';
 
 CREATE TABLE change_log (
     id BIGSERIAL NOT NULL,

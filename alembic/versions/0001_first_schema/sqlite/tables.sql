@@ -473,6 +473,7 @@ CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,
     write_id TEXT NOT NULL,
     kept_until TEXT NOT NULL,
+    first_seq BIGINT,
     CONSTRAINT pk_applied_writes PRIMARY KEY (buffer_id, write_id)
 );
 
