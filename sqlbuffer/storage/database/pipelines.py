@@ -117,7 +117,6 @@ def _next_result(pgconn: PGconn) -> PQGen[PGresult | None]:
         result = pgconn.get_result()
         if result is not None:
             return None if result.status == psycopg.pq.ExecStatus.PIPELINE_SYNC else result
-        if (
-            pgconn.status == psycopg.pq.ConnStatus.BAD
-        ):  # otherwise the end of the answer to a statement
+        # Otherwise it is the end of the answer to a statement.
+        if pgconn.status == psycopg.pq.ConnStatus.BAD:
             return None
