@@ -38,8 +38,9 @@ test-rest: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.inst
 	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/storage/plans $(OF_OTHERS) --part rest $(ARGS)
 	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal --ignore tests/peers/nightly tests/peers $(ARGS)
 
-test-nightly: $(VENV)/.installed-test $(PEERS)/.installed ## run the tests on very many rows, and slow examples
+test-nightly: $(VENV)/.installed-test $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests on very many rows, slow examples, and all combinations of parameters
 	$(BIN)/python -m pytest tests/nightly $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/integrations $(OF_OTHERS) $(ARGS)
 	$(PEERS)/bin/python -m pytest tests/peers/nightly $(ARGS)
 
 # Types of other libraries too: those that the journeys of tests/journeys import.

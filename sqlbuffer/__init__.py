@@ -1,9 +1,9 @@
 """A persistent replay buffer in a SQL database."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from sqlbuffer.batches.hindsight import HindsightGoals
     from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
     from sqlbuffer.config import BufferConfig, Connection
@@ -96,11 +96,6 @@ _HOME = {
     "Candidates": "storage.sampling.candidates",
 }
 
-try:
-    __version__ = version("sqlbuffer")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0"
-
 __all__ = [
     "Batch",
     "BufferConfig",
@@ -157,11 +152,31 @@ if not TYPE_CHECKING:  # a type checker would take any misspelled name for one o
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used: `import sqlbuffer` alone stays quick."""
+        if name == "__version__":
+            return _version()
         if name not in _HOME:
             raise AttributeError(f"module 'sqlbuffer' has no attribute {name!r}")
+        import gc
         from importlib import import_module
 
-        return getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
+        # Nothing of what is imported is garbage, and looking through it takes a tenth of the time.
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            value = globals()[name] = getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
+            return value
+        finally:
+            if is_enabled:
+                gc.enable()
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sqlbuffer")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0"
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer import call_threads
+from sqlbuffer.arguments import LEASE_S
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.config import RETRY_S, BufferConfig, Connection, OpenerSettings
 from sqlbuffer.copying import CopyReport
@@ -24,7 +25,7 @@ from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.fields import Casting
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
-from sqlbuffer.front.work import LEASE_S, MAX_ATTEMPTS
+from sqlbuffer.front.work import MAX_ATTEMPTS
 from sqlbuffer.front.work import Work as SyncWork
 from sqlbuffer.front.work import WorkItem as SyncItem
 from sqlbuffer.llm import Rollout, TokenBatch

@@ -48,6 +48,10 @@ class Same(Enum):
 
 SAME = Same.SAME
 
+# Defaults of calls whose modules are imported late.
+LEASE_S, LEASE_WAIT_S = 300.0, 30.0
+MIRROR_BYTES, MIRROR_REFRESH_S = 8 * 2**30, 0.5
+
 MAX_NAME = 200
 MAX_TASKS = 2**20  # in one call
 MOST_REPLACED = 10_000_000

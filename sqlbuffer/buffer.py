@@ -1,16 +1,36 @@
-"""`ReplayBuffer`, the main class of the library."""
+"""`ReplayBuffer`, the main class of the library.
+
+Modules that not every process needs are imported by the methods that call them: copies, leases,
+loaders, mirrors. Whoever opens a buffer does not wait for them.
+"""
+
+from __future__ import annotations
 
 import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
+from functools import cached_property, partial, wraps
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    get_args,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import (
+    LEASE_S,
+    LEASE_WAIT_S,
+    MIRROR_BYTES,
+    MIRROR_REFRESH_S,
     SAME,
     Condition,
     Rows,
@@ -51,7 +71,6 @@ from sqlbuffer.config import (
     checked_limits,
     with_settings,
 )
-from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer, merge_options
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
@@ -59,21 +78,12 @@ from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
-from sqlbuffer.front.buffer_display import buffer_html, buffer_text
-from sqlbuffer.front.checkpoints import Checkpoints
 from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
-from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, LeasedBatch, Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
 from sqlbuffer.front.row_batch import LoggedBatch, TaskList, logged_batch
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
-from sqlbuffer.front.work import Work
 from sqlbuffer.front.writing import StepWriter
-from sqlbuffer.loading.loader import Loader, Output, open_loader
-from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
-from sqlbuffer.loading.plans import BatchSource
-from sqlbuffer.loading.ranks import Shard
-from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
@@ -102,13 +112,29 @@ from sqlbuffer.storage.documents import (
     locked_documents,
     read_at_once,
 )
-from sqlbuffer.storage.inspect.buffer_stats import stats
-from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
-from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnFlat, OnLate, OnPartial, Order
-from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.vector_writer import MAX_ENVS, VectorWriter
+
+if TYPE_CHECKING:
+    from sqlbuffer.copying import CopyReport, OnProgress
+    from sqlbuffer.front.checkpoints import Checkpoints
+    from sqlbuffer.front.leasing import Lease, LeasedBatch, Leasing
+    from sqlbuffer.front.work import Work
+    from sqlbuffer.loading.loader import Loader
+    from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
+    from sqlbuffer.loading.plans import BatchSource
+    from sqlbuffer.loading.ranks import Shard
+    from sqlbuffer.mirror.buffer_mirror import Mirror
+    from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
+    from sqlbuffer.storage.leases.choosing import (
+        GroupBy,
+        Incomplete,
+        OnFlat,
+        OnLate,
+        OnPartial,
+        Order,
+    )
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
@@ -202,8 +228,18 @@ class ReplayBuffer:
         self._changes = RowChanges(store, self._conditions)
         self._episode_changes = EpisodeChanges(store)
         self._decoding = decoding
-        self._leases = Leasing(store, decoding.whole)
-        self._checkpoints = Checkpoints(store)
+
+    @cached_property
+    def _leases(self) -> Leasing:
+        from sqlbuffer.front.leasing import Leasing
+
+        return Leasing(self._store, self._decoding.whole)
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        from sqlbuffer.front.checkpoints import Checkpoints
+
+        return Checkpoints(self._store)
 
     @property
     def _reader(self) -> RowReader:
@@ -219,13 +255,17 @@ class ReplayBuffer:
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
+        from sqlbuffer.front.buffer_display import buffer_text
+
         return buffer_text(self._store)
 
     def _repr_html_(self) -> str:
         """Return a table of the buffer's settings and size, for notebooks."""
+        from sqlbuffer.front.buffer_display import buffer_html
+
         return buffer_html(self._store)
 
-    def __enter__(self) -> "ReplayBuffer":
+    def __enter__(self) -> ReplayBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -1327,6 +1367,9 @@ class ReplayBuffer:
             >>> [batch.obs.tolist() for batch in loader]
             [[0.0, 1.0], [2.0]]
         """
+        from sqlbuffer.loading.loader import Output, open_loader
+        from sqlbuffer.loading.modes import LoaderOptions
+
         options = LoaderOptions(
             mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
             burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
@@ -1337,6 +1380,8 @@ class ReplayBuffer:
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
         if mirror is not False:
+            from sqlbuffer.mirror.buffer_mirror import mirrored_loader
+
             return mirrored_loader(self._store, mirror, options, output, prefetch)
         return open_loader(self._store, options, output, prefetch)
 
@@ -1355,6 +1400,8 @@ class ReplayBuffer:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
             >>> source = buffer.batch_source(LoaderOptions(mode="step", batch_size=2))
         """
+        from sqlbuffer.loading.modes import LoaderOptions
+
         what = "a LoaderOptions, such as LoaderOptions(mode='step')"
         checked_instance(options, "options", LoaderOptions, what)
         return options.source(self._store.drawing)
@@ -1362,8 +1409,8 @@ class ReplayBuffer:
     def mirror(
         self,
         *,
-        max_bytes: int = MAX_BYTES,
-        refresh_s: float = REFRESH_S,
+        max_bytes: int = MIRROR_BYTES,
+        refresh_s: float = MIRROR_REFRESH_S,
         max_lag_s: float | None = None,
         condition: Condition = None,
         fields: Sequence[str] | None = None,
@@ -1407,6 +1454,8 @@ class ReplayBuffer:
             >>> batch.obs.shape
             (8,)
         """
+        from sqlbuffer.mirror.buffer_mirror import Mirror
+
         return Mirror(
             self._store, max_bytes=max_bytes, refresh_s=refresh_s, max_lag_s=max_lag_s,
             condition=condition, fields=fields, shared=shared, path=path,
@@ -1424,7 +1473,7 @@ class ReplayBuffer:
         on_late: OnLate = "keep",
         incomplete: Incomplete = "exclude",
         order: Order = "random",
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = LEASE_WAIT_S,
         lease_s: float = LEASE_S,
         condition: Condition = None,
         every: Condition = None,
@@ -2339,11 +2388,13 @@ class ReplayBuffer:
     @property
     def work(self) -> Work:
         """Rollouts to play, as rows: put by schedulers, taken by workers."""
+        from sqlbuffer.front.work import Work
+
         return Work(self._store, self._writer, self._steps_of, self)
 
     def transaction(
         self,
-        work: "Callable[[Transaction], T]",
+        work: Callable[[Transaction], T],
         *,
         wait_s: float | None = None,
         durability: Durability | None = None,
@@ -2395,7 +2446,7 @@ class ReplayBuffer:
         self._store.clean(n_stored, n_updated)
         return result
 
-    def snapshot(self, work: "Callable[[Snapshot], T]", *, documents: Sequence[str] = ()) -> T:
+    def snapshot(self, work: Callable[[Snapshot], T], *, documents: Sequence[str] = ()) -> T:
         """Call `work(view)` on one state of the buffer, and return its result.
 
         `view` is a `Snapshot`: it reads with `sample`, `use_counts`, `get_paginated`,
@@ -2430,7 +2481,7 @@ class ReplayBuffer:
 
     def copy_to(
         self,
-        other: "ReplayBuffer",
+        other: ReplayBuffer,
         condition: Condition = None,
         *,
         prefix: str = "",
@@ -2492,6 +2543,8 @@ class ReplayBuffer:
             >>> list(copy) == list(source)
             True
         """
+        from sqlbuffer.copying import checked_progress, copy_buffer, merge_options
+
         checked_buffer(other, "other")
         node = self._conditions.node(condition)
         on_progress = checked_progress(on_progress)
@@ -2568,11 +2621,11 @@ class ReplayBuffer:
 
     def resize(
         self,
-        max_capacity: "int | Same | None" = SAME,
+        max_capacity: int | Same | None = SAME,
         *,
-        max_episodes: "int | Same | None" = SAME,
-        max_age: "str | timedelta | float | Same | None" = SAME,
-        max_bytes: "str | int | Same | None" = SAME,
+        max_episodes: int | Same | None = SAME,
+        max_age: str | timedelta | float | Same | None = SAME,
+        max_bytes: str | int | Same | None = SAME,
     ) -> None:
         """Change the stored limits; a lower limit evicts the oldest rows immediately.
 
@@ -2844,6 +2897,8 @@ class ReplayBuffer:
         """
         window_s = checked_window(window_s)
         self._store.pacer.publish_now()
+        from sqlbuffer.storage.inspect.buffer_stats import stats
+
         return self._store.with_retries(lambda: stats(self._store.rows, window_s))
 
     @staticmethod
@@ -2896,6 +2951,8 @@ class ReplayBuffer:
             []
         """
         checked_buffer_name(name)
+        from sqlbuffer.storage.retention.deletion import drop_buffer
+
         drop_buffer(url, name, checked_seconds(retry_s, "retry_s"))
 
 
@@ -2905,11 +2962,11 @@ def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
 
 def _joining(
     method: Callable[Concatenate[ReplayBuffer, P], T],
-) -> "Callable[Concatenate[Transaction | Snapshot, P], T]":
+) -> Callable[Concatenate[Transaction | Snapshot, P], T]:
     """Return a method of a buffer that takes part in a transaction."""
 
     @wraps(method)
-    def call(self: "Transaction | Snapshot", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Transaction | Snapshot, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.joined(lambda: method(self.buffer, *args, **kwargs))
 
     return call
@@ -3019,7 +3076,7 @@ class Transaction:
             self._n_updated += result.updated
         return result
 
-    def run(self, work: "Callable[[Transaction], T]") -> tuple[T, int, int]:
+    def run(self, work: Callable[[Transaction], T]) -> tuple[T, int, int]:
         """Return the result of `work`, how many steps it has stored, and how many priorities it has
         set.
 

@@ -1,12 +1,12 @@
 """The stored settings of a buffer, those of each process that opens it, and the environment's."""
 
 import difflib
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sqlbuffer.checks import (
     A_SIZE,
@@ -30,17 +30,7 @@ from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy, policy_to_json, 
 from sqlbuffer.spaces import Spaces
 from sqlbuffer.strict_models import StrictModel, Verbatim, setting
 
-
-class Settings(BaseSettings):
-    """Settings read from `SQLBUFFER_*` environment variables.
-
-    Attributes:
-        url: Database URL used where none is given (`SQLBUFFER_URL`).
-    """
-
-    model_config = SettingsConfigDict(env_prefix="SQLBUFFER_")
-
-    url: str = "sqlite:///sqlbuffer.db"
+DEFAULT_URL = "sqlite:///sqlbuffer.db"
 
 
 EvictUnit = Literal["row", "task", "episode"]
@@ -55,6 +45,11 @@ _Bytes = Annotated[int | None, setting(checked_size, or_none=True, what=A_SIZE +
 _Size = Annotated[int, setting(checked_integer, 1)]
 _Seconds = Annotated[float, setting(checked_duration)]
 _Flag = Annotated[bool, setting(checked_flag)]
+
+
+def url_of_environment() -> str | None:
+    """Return the database's URL that the environment gives (`SQLBUFFER_URL`)."""
+    return os.environ.get("SQLBUFFER_URL")
 
 
 class RetentionConfig(StrictModel, title="retention"):

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from sqlbuffer.arguments import checked_session
@@ -261,7 +260,7 @@ class EpisodeWriter:
             version = step.pop("model_version")
             version = None if version is None else encode_step(version, "model_version")
             if version != self._beginning.model_version:
-                beginning = replace(self._beginning, model_version=version)
+                beginning = self._beginning._replace(model_version=version)
                 encode = self._encoding(beginning)
                 encoded = encode(self.length, step)  # which may raise
                 self._beginning, self._encode = beginning, encode

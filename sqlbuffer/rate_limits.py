@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlbuffer.checks import checked_instance, checked_integer, checked_number, refused
 from sqlbuffer.errors import BufferConfigError
@@ -12,8 +12,7 @@ Role = Literal["insert", "sample"]
 NO_LIMIT = 2**62  # rows that may be inserted where nothing limits them
 
 
-@dataclass(frozen=True)
-class FlowCounts:
+class FlowCounts(NamedTuple):
     """Rows inserted and sampled since a policy began; in a window that decays, the remaining
     counts.
 
@@ -304,8 +303,7 @@ POLICIES: dict[str, type[RateLimiter] | type[RatioWindow]] = {
 }
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A call that waits for the other side.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,8 +187,7 @@ class WindowMaker:
         return Batch({**arrays, **columns}, info, form.structure)
 
 
-@dataclass(frozen=True)
-class TrajectoryPlan:
+class TrajectoryPlan(NamedTuple):
     """Episodes before their fields are read.
 
     Attributes:

@@ -169,11 +169,10 @@ def _is_database(word: str) -> bool:
 
 def _check_default(word: str | None = None) -> None:
     """Raise if no database is named and the default file is missing; `word` may be a typo."""
-    from sqlbuffer.config import Settings
+    from sqlbuffer.config import DEFAULT_URL, url_of_environment
 
-    default = Settings.model_fields["url"].default
-    path = Path(default.removeprefix("sqlite:///"))
-    if Settings().url == default and not path.exists():
+    path = Path(DEFAULT_URL.removeprefix("sqlite:///"))
+    if not url_of_environment() and not path.exists():
         read_as = "" if word is None else f"{word!r} is not a file or a URL: "
         raise StorageUnreachableError(
             f"{read_as}no database is named, and there is no file {path} to fall back on; put the "

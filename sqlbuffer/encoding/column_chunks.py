@@ -4,7 +4,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import accumulate, pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -57,8 +57,7 @@ Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
 _NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
 
 
-@dataclass(frozen=True)
-class PackedColumns:
+class PackedColumns(NamedTuple):
     """Columns of steps as chunks.
 
     Attributes:
@@ -476,8 +475,7 @@ def _one_or_each(values: list[Any]) -> Any:
     return values[0] if len(set(values)) == 1 else values
 
 
-@dataclass(frozen=True)
-class StepStream:
+class StepStream(NamedTuple):
     """Values that steps outside episodes share; attributes as in `EpisodeStart`."""
 
     task_id: str

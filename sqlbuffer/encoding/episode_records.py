@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, value_or_default
 from sqlbuffer.steps import PAYLOADS, uuid7s
 
 
-@dataclass(frozen=True)
-class EpisodeStart:
+class EpisodeStart(NamedTuple):
     """The beginning of an episode.
 
     Attributes:
@@ -49,8 +47,7 @@ class EpisodeStart:
     parent_id: str | None = None
 
 
-@dataclass(frozen=True)
-class EpisodeEnd:
+class EpisodeEnd(NamedTuple):
     """The end of an episode.
 
     Attributes:

@@ -44,8 +44,6 @@ from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
 
-TIMEOUT_S, LEASE_S = 30.0, 300.0
-
 
 class LeasedBatch(RowBatch):
     """A batch that no other process gets while it is leased; see `ReplayBuffer.lease`.

@@ -1,9 +1,11 @@
 """Batches of whole rows that were leased or drawn, and the rollouts in them."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +15,16 @@ from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BatchNotFoundError, BufferConfigError
-from sqlbuffer.llm.advantages import Baseline, Scale
-from sqlbuffer.llm.padding import Side, TokenBatch, Truncation, padded
-from sqlbuffer.llm.tokens import Facts, Rollout, grouped, rollouts
 from sqlbuffer.spaces import Structure
 from sqlbuffer.steps import Batch, DataRow, RowList, rows_as_html
 from sqlbuffer.storage.logged_batches import StoredBatch, read_logged
 from sqlbuffer.storage.schema.expressions import listed, utc_time
 from sqlbuffer.storage.store import BufferStore
+
+if TYPE_CHECKING:
+    from sqlbuffer.llm.advantages import Baseline, Scale
+    from sqlbuffer.llm.padding import Side, TokenBatch, Truncation
+    from sqlbuffer.llm.tokens import Facts, Rollout
 
 
 class HasRollouts(ABC):
@@ -44,6 +48,8 @@ class HasRollouts(ABC):
             ArgumentError: The batch has no groups or parts of its rows, or the tokenizer has no
                 `apply_chat_template`.
         """
+        from sqlbuffer.llm.tokens import rollouts
+
         groups, facts = self._grouped()
         return rollouts(groups, facts, tokenizer)
 
@@ -83,6 +89,8 @@ class HasRollouts(ABC):
             FieldError: Token ids are missing, or do not fit each other.
             MissingExtraError: `device` is given, and torch is not installed.
         """
+        from sqlbuffer.llm.padding import padded
+
         return padded(
             self.rollouts(tokenizer), max_length, truncation, padding_side, pad_token_id, device,
             baseline=baseline, scale=scale, max_token_staleness=max_token_staleness,
@@ -114,6 +122,8 @@ class TaskList(RowList[list[DataRow]], HasRollouts):
         self._facts = facts
 
     def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        from sqlbuffer.llm.tokens import grouped
+
         if self._facts is None:
             raise ArgumentError("rollouts are made of whole rows: draw the tasks without fields=")
         return [group for task in self for group in grouped(task)], self._facts
@@ -218,6 +228,8 @@ class LoggedBatch(RowBatch):
         return self._rows
 
     def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        from sqlbuffer.llm.tokens import grouped
+
         return grouped(list({row.seq: row for row in self._rows}.values())), self._facts
 
     def __repr__(self) -> str:

@@ -4,11 +4,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from sqlbuffer.arguments import LEASE_S
 from sqlbuffer.checks import (
     checked_duration,
     checked_flag,
@@ -32,7 +32,7 @@ from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.work import NewWork, TakenWork
 from sqlbuffer.waits import pause
 
-LEASE_S, MAX_ATTEMPTS = 300.0, 5
+MAX_ATTEMPTS = 5
 MOST_TASKS, MOST_SIBLINGS, MOST_ITEMS = 1_000_000, 100_000, 10_000
 MAX_GROUP = 450  # bytes: the ids of its episodes have two numbers behind it
 MAX_REASON = 1_000
@@ -342,7 +342,7 @@ class Work:
             item.task_id, agent_id, item.episode_id, model_version, session_id, item.group_id,
             parent_id, casting, meta,
         )  # fmt: skip
-        beginning = replace(made, attempt=item.attempt, writer=str(uuid4()), item_id=item.id)
+        beginning = made._replace(attempt=item.attempt, writer=str(uuid4()), item_id=item.id)
         work.begin_episode(self.store, item, beginning)
         read = partial(self._read, beginning.key, beginning.task_id)
         return self._step_writer.begun(beginning, casting, read)

@@ -13,6 +13,7 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.arguments import MIRROR_BYTES
 from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
@@ -32,7 +33,7 @@ from sqlbuffer.integrations.training_buffers import (
     end_with_process,
 )
 from sqlbuffer.loading.loader import Loader
-from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
+from sqlbuffer.mirror.buffer_mirror import Mirror
 from sqlbuffer.spaces import NEXT, part_names
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.engine import resolve_url
@@ -759,7 +760,7 @@ class SQLReplayBuffer(StartsInEachProcess, SB3ReplayBuffer):  # type: ignore[mis
         if self._mirror is None:
             options = self._arguments["mirror"] or {}
             self._fields.warn_of_size(
-                self._arguments["buffer_size"], options.get("max_bytes", MAX_BYTES)
+                self._arguments["buffer_size"], options.get("max_bytes", MIRROR_BYTES)
             )
             self._mirror = self.buffer.mirror(**options)
         # The algorithm's own seed has seeded this generator, and so repeats the draws.

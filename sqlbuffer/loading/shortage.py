@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlbuffer.batches.forms import Form, TransitionForm
 from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.storage.inspect.listings import undrawn_rows
 from sqlbuffer.storage.store import BufferStore
 
 _IN_NO_EPISODE = (
@@ -16,8 +15,7 @@ _IN_NO_EPISODE = (
 )
 
 
-@dataclass(frozen=True)
-class Shortage:
+class Shortage(NamedTuple):
     """Why too few rows are drawn, as parts of a message.
 
     Attributes:
@@ -69,6 +67,8 @@ def shortage(
         sampler: Sampler that chose the rows.
         form: Form of the arrays that are made of them; None: they are returned as rows.
     """
+    from sqlbuffer.storage.inspect.listings import undrawn_rows
+
     limits, causes = store.info.config.sampling, []
     # The draw was too small; raise that error even if the other rows cannot be counted.
     with suppress(StorageError):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.arguments import MIRROR_BYTES, MIRROR_REFRESH_S, Condition, check_n_step
 from sqlbuffer.batches.hindsight import HindsightGoals
 from sqlbuffer.checks import checked_flag, checked_path, refused
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
@@ -22,9 +22,6 @@ from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps import Batch, PriorityUpdate
 from sqlbuffer.storage.store import BufferStore
-
-MAX_BYTES = 8 * 2**30
-REFRESH_S = 0.5
 
 
 class Mirror:
@@ -61,8 +58,8 @@ class Mirror:
         self,
         store: BufferStore,
         *,
-        max_bytes: int = MAX_BYTES,
-        refresh_s: float = REFRESH_S,
+        max_bytes: int = MIRROR_BYTES,
+        refresh_s: float = MIRROR_REFRESH_S,
         max_lag_s: float | None = None,
         condition: Condition = None,
         fields: Sequence[str] | None = None,

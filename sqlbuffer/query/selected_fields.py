@@ -1,8 +1,7 @@
 """The fields of a row that are read, and the parts of payloads that belong to them."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.decoder import tag_of
@@ -29,8 +28,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass(frozen=True)
-class SelectedFields:
+class SelectedFields(NamedTuple):
     """The fields of a row that are read.
 
     Attributes:

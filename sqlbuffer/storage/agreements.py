@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -57,8 +57,7 @@ _CHANGE = text(_INSERT + "UPDATE SET value = excluded.value")
 _SET = text(_INSERT + "UPDATE SET value = excluded.value, agreed_at = excluded.agreed_at")
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A rank of a training run, in one process.
 
     Attributes:
@@ -70,8 +69,7 @@ class Member:
     process: str
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """An iteration that a rank takes part in.
 
     Attributes:

@@ -1,7 +1,6 @@
 """Rows that may be sampled: not used up, not stale, of the current session, not in quarantine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -142,8 +141,7 @@ class EligibilityKind(NamedTuple):
 NO_KIND = EligibilityKind()
 
 
-@dataclass(frozen=True)
-class Eligibility:
+class Eligibility(NamedTuple):
     """The limits of sampling at one moment.
 
     Attributes:
@@ -179,7 +177,7 @@ class Eligibility:
     @property
     def of_steps(self) -> "Eligibility":
         """The limits on every step of an item, and not only on the first."""
-        return self if self.max_use is None else replace(self, max_use=None)
+        return self if self.max_use is None else self._replace(max_use=None)
 
     @property
     def of_versions(self) -> "Eligibility":
@@ -189,7 +187,7 @@ class Eligibility:
     @property
     def lasting(self) -> "Eligibility":
         """The limits that exclude a row for ever, while the clock does not go back."""
-        return replace(self, quarantine=False)
+        return self._replace(quarantine=False)
 
     @property
     def parameters(self) -> Mapping[str, Any]:

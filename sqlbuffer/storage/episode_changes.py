@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -280,8 +279,7 @@ def _same_json(left: str, right: str | None) -> bool:
     return right is not None and equal(orjson.loads(left), orjson.loads(right), strict=True)
 
 
-@dataclass(frozen=True)
-class Continued:
+class Continued(NamedTuple):
     """An episode that a writer continues.
 
     Attributes:
@@ -395,7 +393,7 @@ def _take_over(
         }
         connection.execute(_TAKE, values)
         log_change(connection, buffer.info.id, "episodes", [stored.id], buffer.origin)
-    return Continued(replace(beginning, attempt=attempt), n_steps, stored.total)
+    return Continued(beginning._replace(attempt=attempt), n_steps, stored.total)
 
 
 _GREATEST_STEP = select(func.max(experiences.c.step)).where(

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
@@ -699,7 +698,7 @@ def several_tasks(key: str, tasks: Iterable[str]) -> FieldError:
 
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
     """Make the row of an episode; return False if it existed."""
-    values = {"buffer_id": buffer_id, **vars(beginning)}
+    values = {"buffer_id": buffer_id, **beginning._asdict()}
     return bool(connection.execute(INSERT_EPISODE, values).rowcount)
 
 
@@ -722,7 +721,7 @@ def begin_whole(
     Raises:
         EpisodeExistsError: The episode is open, or was aborted.
     """
-    beginning = replace(beginnings[key], agent_id=first.agent_id, model_version=first.model_version)
+    beginning = beginnings[key]._replace(agent_id=first.agent_id, model_version=first.model_version)
     while True:
         held = free_episode(connection, buffer_id, *key)
         if held is not None:

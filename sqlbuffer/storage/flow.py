@@ -13,9 +13,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -222,8 +221,7 @@ _DECAYED = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where
 )
 
 
-@dataclass(frozen=True)
-class FlowReading:
+class FlowReading(NamedTuple):
     """The counts of a buffer at one moment.
 
     Attributes:

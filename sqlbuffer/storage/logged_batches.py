@@ -1,8 +1,7 @@
 """Batches of the sample log, with what their rows were when they were drawn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -20,8 +19,7 @@ from sqlbuffer.storage.schema.expressions import listed
 _REALS = ("reward_t", "adv_t", "v_t")
 
 
-@dataclass(frozen=True)
-class StoredBatch:
+class StoredBatch(NamedTuple):
     """An entry of the sample log, and its rows as they are stored.
 
     Attributes:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
@@ -77,8 +76,7 @@ def write_for_sampling(buffer: OpenBuffer, work: Callable[[Connection], T]) -> T
         ) from error
 
 
-@dataclass(frozen=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """Further values of a batch in the log, in addition to its rows."""
 
     sampler: str

@@ -1,12 +1,14 @@
 """An open buffer, with its parts."""
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, BufferConfig, Connection
 from sqlbuffer.encoding.packing import check_compression
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.agreements import RankAgreements
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
@@ -23,20 +25,23 @@ from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow import Pacer
-from sqlbuffer.storage.labels.writing import Labelling
-from sqlbuffer.storage.leases.leases import LeaseKeeping
 from sqlbuffer.storage.migrations.migrate import ensure_schema
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading import RowQueries, StandbyReads
-from sqlbuffer.storage.retention.deletion import Deletion
 from sqlbuffer.storage.retention.expiry import Expiry
-from sqlbuffer.storage.retention.quarantine import Quarantine
 from sqlbuffer.storage.retention.sweeps import Sweep
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
 from sqlbuffer.storage.writing.chunks import ChunkWriter
 from sqlbuffer.storage.writing.rows import RowWriter
+
+if TYPE_CHECKING:
+    from sqlbuffer.storage.agreements import RankAgreements
+    from sqlbuffer.storage.labels.writing import Labelling
+    from sqlbuffer.storage.leases.leases import LeaseKeeping
+    from sqlbuffer.storage.retention.deletion import Deletion
+    from sqlbuffer.storage.retention.quarantine import Quarantine
 
 
 class BufferStore(OpenBuffer):
@@ -51,14 +56,9 @@ class BufferStore(OpenBuffer):
         expiry: Removes rows that may never be sampled again.
         sweep: Lets steps leave by age and size.
         draws: Draws batches with samplers.
-        leases: Leases rows.
         writer: Stores rows.
         chunk_writer: Stores chunks.
-        labels: Annotates rows.
-        deletion: Deletes rows and episodes.
-        quarantine: Excludes rows from sampling.
         sessions: The training sessions, and the clock.
-        agreements: What the ranks of a training run agree on.
     """
 
     def __init__(
@@ -80,20 +80,57 @@ class BufferStore(OpenBuffer):
         self.uses = UseCounting(self, self.source.restrictions)
         self.expiry = Expiry(self.source)
         self.sweep = Sweep(self)
-        sessions = SamplingSessions(self.uses, self.pacer)
+        self._sampling_sessions = SamplingSessions(self.uses, self.pacer)
         self.draws = BatchDraws(
-            self.source, self.rows, self.own_writes, self.priorities, sessions, self.expiry
+            self.source,
+            self.rows,
+            self.own_writes,
+            self.priorities,
+            self._sampling_sessions,
+            self.expiry,
         )
-        self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer, self.sweep.wrote)
         self.chunk_writer = ChunkWriter(self, self.pacer, self.sweep.wrote)
-        self.labels = Labelling(self, layout_of(info).at)
-        self.deletion = Deletion(self)
-        self.quarantine = Quarantine(self)
         self.sessions = Sessions(self)
-        self.agreements = RankAgreements(self)
         read_url = options.read_url
         self._standby = None if read_url is None else self._on_standby(read_url)
+
+    # Not every process needs these: whoever opens a buffer does not wait for their modules.
+
+    @cached_property
+    def leases(self) -> "LeaseKeeping":
+        """Leases rows."""
+        from sqlbuffer.storage.leases.leases import LeaseKeeping
+
+        return LeaseKeeping(self.source, self._sampling_sessions, self.expiry.run_if_due)
+
+    @cached_property
+    def labels(self) -> "Labelling":
+        """Annotates rows."""
+        from sqlbuffer.storage.labels.writing import Labelling
+
+        return Labelling(self, layout_of(self.info).at)
+
+    @cached_property
+    def deletion(self) -> "Deletion":
+        """Deletes rows and episodes."""
+        from sqlbuffer.storage.retention.deletion import Deletion
+
+        return Deletion(self)
+
+    @cached_property
+    def quarantine(self) -> "Quarantine":
+        """Excludes rows from sampling."""
+        from sqlbuffer.storage.retention.quarantine import Quarantine
+
+        return Quarantine(self)
+
+    @cached_property
+    def agreements(self) -> "RankAgreements":
+        """What the ranks of a training run agree on."""
+        from sqlbuffer.storage.agreements import RankAgreements
+
+        return RankAgreements(self)
 
     @property
     def reading(self) -> "BufferStore":

@@ -3,13 +3,13 @@
 import time
 from typing import Any
 
-import psycopg
 from sqlalchemy import BigInteger, Boolean
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.schema.expressions import processed
 
 
@@ -127,7 +127,7 @@ class StandbyWatermark:
         self._later_id: int | None = None
         self._end, self._quiet_since = "", 0.0
 
-    def look(self, driver: psycopg.Connection, buffer_id: int) -> int:
+    def look(self, driver: "psycopg.Connection", buffer_id: int) -> int:
         """Read the server once, and return `settled`. Each statement needs its own snapshot."""
         if self._later_id is None:
             parameters = {"age_s": STANDBY_AGE_S, "id": buffer_id, "settled": self.settled}
@@ -141,7 +141,7 @@ class StandbyWatermark:
         self._look_for_quiet(driver, buffer_id)
         return self.settled
 
-    def _look_for_quiet(self, driver: psycopg.Connection, buffer_id: int) -> None:
+    def _look_for_quiet(self, driver: "psycopg.Connection", buffer_id: int) -> None:
         ((end, is_quiet, newest),) = driver.execute(_QUIET, {"id": buffer_id}).fetchall()
         now = time.monotonic()
         if end != self._end or not is_quiet:

@@ -7,9 +7,8 @@ writer can store nothing more.
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import (
@@ -360,8 +359,7 @@ _SETTLE = (
 )
 
 
-@dataclass(frozen=True)
-class NewWork:
+class NewWork(NamedTuple):
     """The rollouts of one task to put.
 
     Attributes:
@@ -375,8 +373,7 @@ class NewWork:
     payload: str | None
 
 
-@dataclass(frozen=True)
-class TakenWork:
+class TakenWork(NamedTuple):
     """An item that was taken.
 
     Attributes:

@@ -262,5 +262,7 @@ def test_extend_takes_the_keys_and_castings_that_its_types_name(
     ids=["open", "append", "end"],
 )
 def test_asyncio_takes_the_same_arguments(ours: Any, theirs: Any) -> None:
-    own, given = (inspect.signature(call).parameters.values() for call in (ours, theirs))
+    own, given = (
+        inspect.signature(call, eval_str=True).parameters.values() for call in (ours, theirs)
+    )
     assert list(map(str, own)) == list(map(str, given))

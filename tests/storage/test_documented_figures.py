@@ -2,10 +2,9 @@
 
 import re
 
+from sqlbuffer.arguments import LEASE_S, MIRROR_BYTES
 from sqlbuffer.config import DEFAULT_CONNECTION, MAX_PENDING
-from sqlbuffer.front.leasing import LEASE_S
 from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
-from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
 from sqlbuffer.storage import flow
 from sqlbuffer.storage.database import engine, transactions, vacuum
 from sqlbuffer.storage.flow import MOST_AHEAD
@@ -67,7 +66,7 @@ def test_the_how_to_pages_give_the_figures_that_the_code_has():
         f"when {min(write_queue.FLUSH_ROWS, MAX_PENDING // 2):,} steps or {flush} MiB" in episodes
     )
     assert f"waits if {MAX_PENDING:,} steps or {most} MiB wait" in episodes
-    assert f"({MAX_BYTES >> 30} GiB by default)" in text("how-to/draw-from-memory")
+    assert f"({MIRROR_BYTES >> 30} GiB by default)" in text("how-to/draw-from-memory")
     assert f"up to {MOST_AHEAD} batches" in text("concepts/mirror")
     assert f"up to {ROWS_AT_ONCE:,} rows" in text("how-to/append-parquet-files")
     assert "five minutes by default" in text("how-to/lease-batches")

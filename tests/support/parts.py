@@ -4,11 +4,13 @@
 enough cases for each value of each of them. `rest` is what `test` leaves out. `minute` is for use
 while editing: SQLite only, no process, no slow test, two cases of each test.
 
-Without it all tests run. Some cases never do, since they would repeat what others show:
+Some cases would repeat what others show:
 
 - Of a test that is marked `each_value`, whose parameters have nothing to do with each other, and of
   one with more than `MOST_COMBINATIONS` cases there are only those of each value.
 - A thorough test runs on one of the databases by turns. Others run each of its lines on both.
+- Of a test with `MANY_COMBINATIONS` cases or more, as two layouts on two databases, `test` and
+  `rest` have those of each value, by turns. Without `--part`, as at night, all of them run.
 
 A test that is marked `combinations` has more of them, on both databases.
 """
@@ -29,6 +31,7 @@ _OF_A_DATABASE = {"make_database_url", "url_of", "filled_once"}
 _DATABASES = {"sqlite", "postgresql"}
 _MOST_CASES = 2
 MOST_COMBINATIONS = 6
+MANY_COMBINATIONS = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases = cases_of_each_value(cases)
         if _is_thorough(cases[0]) and not has_combinations:
             cases = _on_one_database(cases)
+        if part is not None and len(cases) >= MANY_COMBINATIONS and not has_combinations:
+            cases = cases_of_each_value(cases, first=zlib.crc32(cases[0].name.encode()))
         if part == "minute":
             cases = _of_a_minute(cases)
         elif part is not None:
@@ -58,10 +63,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-def cases_of_each_value(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Choose few cases of a test such that each value of each parameter occurs in one of them."""
+def cases_of_each_value(cases: Sequence[pytest.Item], first: int = 0) -> list[pytest.Item]:
+    """Choose few cases of a test such that each value of each parameter occurs in one of them.
+
+    Args:
+        cases: All cases of the test.
+        first: Number of the case to begin with; it may be larger than there are cases.
+    """
     values = {case: _values_of(case) for case in cases}
-    chosen = list(cases[:1])
+    chosen = [cases[first % len(cases)]] if cases else []
     pending = set().union(*values.values()).difference(*map(values.get, chosen))
     while pending:
         best = max(cases, key=lambda case: len(values[case] & pending))

@@ -586,6 +586,7 @@ def _parameters(called: Any, function: Any) -> Iterator[inspect.Parameter]:
     """Yield parameters with their types; those that a `TypedDict` names one by one."""
     module = inspect.getmodule(inspect.unwrap(function))
     names = {name: getattr(sqlbuffer, name) for name in sqlbuffer.__all__} | {"np": np}
+    names |= _names_for_types(module)
     for parameter in inspect.signature(called).parameters.values():
         hint = parameter.annotation
         if isinstance(hint, str):
@@ -598,6 +599,17 @@ def _parameters(called: Any, function: Any) -> Iterator[inspect.Parameter]:
                     yield inspect.Parameter(
                         name, parameter.KEYWORD_ONLY, default=None, annotation=kind
                     )
+
+
+def _names_for_types(module: Any) -> dict[str, Any]:
+    """Return what a module of the package imports for type checkers alone."""
+    names: dict[str, Any] = {}
+    if module is None or not module.__name__.startswith("sqlbuffer"):
+        return names
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec(ast.unparse(node.body), names)
+    return names
 
 
 def _documented_errors(thing: Any) -> set[str]:

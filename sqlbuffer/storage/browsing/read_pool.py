@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -16,6 +15,7 @@ from sqlbuffer.errors import StorageBusyError
 from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.readonly import SMALL_VALUES, guarded_engine
 from sqlbuffer.storage.database.statement_process import (
     MAX_GROWTH_BYTES,

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg
 from sqlalchemy import BigInteger, Column, Connection, Table, text
 from sqlalchemy.exc import OperationalError
 
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.schema.metadata import KEY, UUID, buffer_key, metadata
 

@@ -3,11 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import psycopg
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -31,6 +29,7 @@ from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import driver_of, is_joined
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects import at_once, by_database
@@ -63,8 +62,7 @@ windows = table(
 _chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
 
-@dataclass(frozen=True)
-class BufferWindow:
+class BufferWindow(NamedTuple):
     """The rows of a buffer: those with low < seq <= high; `n_added` fields have been added."""
 
     max_capacity: int | None
@@ -78,8 +76,7 @@ class BufferWindow:
     n_added: int
 
 
-@dataclass(frozen=True)
-class SampledWindow:
+class SampledWindow(NamedTuple):
     """The rows that may be sampled, low < seq <= high, and the state that limits depend on.
 
     Attributes:

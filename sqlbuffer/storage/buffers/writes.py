@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -59,8 +59,7 @@ def commits_of(url: URL, buffer_id: int) -> Commits:
     return _commits[key_of(url), buffer_id]
 
 
-@dataclass(frozen=True)
-class WriteId:
+class WriteId(NamedTuple):
     """The random id of a write, which its transaction stores.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +19,7 @@ ALL_STEPS, ANY_SIZE = 2**30, 2**40
 _NO_REWARD, _NO_END = struct.pack(">d", float("nan")), b"\0"
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(NamedTuple):
     """Which steps to read around a key.
 
     Attributes:

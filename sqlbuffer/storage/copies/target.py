@@ -10,14 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import (
     URL,
-    BigInteger,
-    Column,
     Connection,
     Engine,
-    Integer,
-    Table,
-    Text,
-    delete,
     func,
     insert,
     select,
@@ -52,6 +46,7 @@ from sqlbuffer.storage.copies.parts import (
     time_text,
 )
 from sqlbuffer.storage.copies.source import CopySource, few_pages, newest_mark
+from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.transactions import reading, snapshot
@@ -65,42 +60,6 @@ from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.rollout_stats import add_up
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, layout_of
 from sqlbuffer.storage.schema.expressions import utc_now
-from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, flag_column, metadata
-
-copies = Table(
-    "copies",
-    metadata,
-    buffer_key(),
-    Column("source_database", Text, nullable=False, comment="URL of the source, no password"),
-    Column("source_buffer", KEY, nullable=False, comment="name of the buffer that is copied"),
-    Column(
-        "source_id", Integer, nullable=False, comment="buffer_id of the source, in its database"
-    ),
-    Column("source_created_at", Text, nullable=False, comment="when the source was created, UTC"),
-    Column("condition", Text, comment="condition of the copied steps; null: all"),
-    Column("low_seq", BigInteger, nullable=False, comment="steps above this seq are copied"),
-    Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
-    Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
-    Column("n_steps", BigInteger, nullable=False, comment="steps copied so far"),
-    Column(
-        "n_read",
-        BigInteger,
-        nullable=False,
-        comment="steps read so far, also those that do not match",
-    ),
-    Column(
-        "n_expected", BigInteger, comment="steps to read, if whole tasks or episodes are evicted"
-    ),
-    Column("hold_id", UUID, comment="its hold on the source; null if it has none"),
-    Column(
-        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
-    ),
-    Column("finished_at", TIME, comment="time when it was complete; null while it is not"),
-    info={"learner_may": "DELETE"},
-)
-
-flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")
-
 
 # A copied step is free: the leases and checkpoints of the source are not copied.
 _LEASES = ("lease_id", "leased_until")
@@ -200,16 +159,6 @@ _DROP_EPISODES = text(
     "DELETE FROM episodes WHERE buffer_id = :id AND id NOT IN (SELECT episode_id FROM step_numbers "
     "WHERE buffer_id = :id AND episode_id IS NOT NULL)"
 )
-
-
-def forget_copy(connection: Connection, buffer_id: int) -> bool:
-    """Remove the mark of a copy from a buffer; return True if the copy was unfinished."""
-    of_buffer = copies.c.buffer_id == buffer_id
-    row = connection.execute(select(copies.c.finished_at).where(of_buffer)).one_or_none()
-    if row is None:
-        return False
-    connection.execute(delete(copies).where(of_buffer))
-    return row.finished_at is None
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import psycopg
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
-from sqlbuffer.config import Settings
+from sqlbuffer.config import DEFAULT_URL, url_of_environment
 from sqlbuffer.errors import StorageReadOnlyError, URLError
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.sqlite import listen_to_connections, prepare, warn_of_network
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
 from sqlbuffer.storage.database.urls import (
@@ -59,14 +59,6 @@ _adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 _adopted_sqlite: WeakSet[Engine] = WeakSet()
 
 
-class _BinaryCursor(psycopg.Cursor[Any]):
-    """Receives results in binary: half the bytes for arrays and numbers."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.format = psycopg.pq.Format.BINARY
-
-
 class _Pool(QueuePool):
     """Drops each connection that comes back after the pool was closed."""
 
@@ -92,7 +84,7 @@ def resolve_url(url: Database) -> URL:
     """
     if isinstance(url, Engine):
         url = url.url
-    named = url if url is not None else Settings().url
+    named = url if url is not None else url_of_environment() or DEFAULT_URL
     resolved = url_of_path(named) or parsed_url(named)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
@@ -118,7 +110,7 @@ def log_default(url: URL, name: str) -> None:
         name: The buffer.
     """
     global _is_logged
-    if "url" in Settings().model_fields_set:
+    if url_of_environment():
         logger.info("buffer %r is in %s, by SQLBUFFER_URL", name, shown_url(url))
     elif not _is_logged:
         _is_logged = True
@@ -259,6 +251,8 @@ def postgresql_engine(url: URL, **sizes: Any) -> Engine:
         url: The resolved URL.
         sizes: Arguments of the pool.
     """
+    from sqlbuffer.storage.database.binary_cursor import BinaryCursor
+
     engine = create_engine(
         url,
         poolclass=_Pool,
@@ -267,7 +261,7 @@ def postgresql_engine(url: URL, **sizes: Any) -> Engine:
         # It would look for that type in the server's catalog before the first statement.
         use_native_hstore=False,
         connect_args={
-            "cursor_factory": _BinaryCursor,
+            "cursor_factory": BinaryCursor,
             **{name: url.query.get(name, value) for name, value in _settings().items()},
             # Prepared statements do not survive pgbouncer in transaction mode and gain under a
             # tenth.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-import psycopg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, ResourceClosedError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -35,6 +34,7 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     WrongPasswordError,
 )
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import (
     folder_of,
@@ -52,10 +52,8 @@ NO_BUFFER = "sqlbuffer: no buffer"
 UNFINISHED_COPY = "sqlbuffer: the buffer is an unfinished copy"
 # Of steps for an episode that takes no more of them.
 EPISODE_ENDED = "sqlbuffer: the episode has ended"
-# Raised by the drivers when another writer holds an id.
-UniqueViolation = psycopg.errors.UniqueViolation
-# Raised by a server for a value that is larger than its type allows.
-ProgramLimitExceeded = psycopg.errors.ProgramLimitExceeded
+# SQLSTATE of a server that got a value larger than its type allows.
+_PROGRAM_LIMIT_EXCEEDED = "54000"
 _COPIED = re.compile(r"^COPY \w+, line (\d+)(?:, column (\w+))?", re.MULTILINE)
 
 
@@ -186,7 +184,7 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         return kind(f"{shown}: {reason}; {remedy}")
     if state in ("42P01", "42883"):
         return SchemaMissingError(f"{shown}: {reason}; run `sqlbuffer db init '{shown}'`")
-    if state == ProgramLimitExceeded.sqlstate:
+    if state == _PROGRAM_LIMIT_EXCEEDED:
         return FieldError(_too_large(reason))
     unanswered = isinstance(error, psycopg.OperationalError) and not state
     if unanswered or state.startswith(("08", "57P", "53", "25P03")):
@@ -227,7 +225,7 @@ def _is_recovery_conflict(error: BaseException | None, state: str) -> bool:
     return state in ("40001", "40P01") and source == "postgres.c"
 
 
-def too_large(error: psycopg.Error, ids: Sequence[str]) -> FieldError:
+def too_large(error: "psycopg.Error", ids: Sequence[str]) -> FieldError:
     """Return the error of a batch with a value that a server refuses.
 
     Args:

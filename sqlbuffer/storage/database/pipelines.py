@@ -5,15 +5,12 @@ pipeline needs five times as long for it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psycopg
-from psycopg.abc import PQGen
-from psycopg.pq import ConnStatus, ExecStatus
-from psycopg.pq.abc import PGconn, PGresult
-from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, Engine
 
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import (
     Begin,
     begin_commands,
@@ -22,7 +19,9 @@ from sqlbuffer.storage.database.transactions import (
     invalidated_when_lost,
 )
 
-_FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED)
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from psycopg.pq.abc import PGconn, PGresult
 
 
 class Statement(NamedTuple):
@@ -65,7 +64,7 @@ def run_transaction(
         return _answers(driver_of(connection), statements)[-2]
 
 
-def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[Rows]:
+def _answers(driver: "psycopg.Connection[Any]", statements: Sequence[Statement]) -> list[Rows]:
     """Return the rows of each statement; none runs after one that failed."""
     pgconn = driver.pgconn
     with driver.lock:
@@ -76,7 +75,8 @@ def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -
             pgconn.pipeline_sync()
             results = driver.wait(_results(pgconn, driver.info.encoding))
         finally:
-            if pgconn.status == ConnStatus.OK:
+            # After an interrupt there may be answers left: then the connection is dropped.
+            with suppress(psycopg.Error):
                 pgconn.exit_pipeline_mode()
     return [
         [
@@ -87,33 +87,35 @@ def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -
     ]
 
 
-def _results(pgconn: PGconn, encoding: str) -> PQGen[list[PGresult]]:
+def _results(pgconn: "PGconn", encoding: str) -> "PQGen[list[PGresult]]":
     """Send what is to be sent, and return the result of each statement."""
+    statuses = psycopg.pq.ExecStatus
+    failed = (statuses.FATAL_ERROR, statuses.PIPELINE_ABORTED)
     while pgconn.flush():
-        ready = yield Wait.RW
-        if ready & Ready.R:  # the server does not read on while it cannot answer
+        ready = yield psycopg.waiting.Wait.RW
+        if ready & psycopg.waiting.Ready.R:  # the server does not read on while it cannot answer
             pgconn.consume_input()
     results: list[PGresult] = []
     try:
         while (result := (yield from _next_result(pgconn))) is not None:
             results.append(result)
     except psycopg.OperationalError:
-        if all(one.status not in _FAILED for one in results):
+        if all(one.status not in failed for one in results):
             raise  # the server has not said why it closes the connection
     for result in results:
-        if result.status in _FAILED:
+        if result.status in failed:
             raise psycopg.errors.error_from_result(result, encoding)
     return results
 
 
-def _next_result(pgconn: PGconn) -> PQGen[PGresult | None]:
+def _next_result(pgconn: "PGconn") -> "PQGen[PGresult | None]":
     """Return the result of the next statement, or None after the last one."""
     while True:
         while pgconn.is_busy():
-            yield Wait.R
+            yield psycopg.waiting.Wait.R
             pgconn.consume_input()
         result = pgconn.get_result()
         if result is not None:
-            return None if result.status == ExecStatus.PIPELINE_SYNC else result
-        if pgconn.status == ConnStatus.BAD:  # otherwise the end of the answer to a statement
-            return None
+            return None if result.status == psycopg.pq.ExecStatus.PIPELINE_SYNC else result
+        if pgconn.status == psycopg.pq.ConnStatus.BAD:  # else the end of an answer
+            raise psycopg.OperationalError("the connection is lost")

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,7 +273,7 @@ def begin_reading(driver: Any, begin: Begin, time_s: float | None) -> None:
     if time_s is not None:
         driver.ends_at = time.monotonic() + time_s
         driver.most_bytes = memory_peak_bytes() + MAX_GROWTH_BYTES
-    as_asked = replace(begin, snapshot=True, patient=time_s is None, durability=None, query=None)
+    as_asked = begin._replace(snapshot=True, patient=time_s is None, durability=None, query=None)
     commands = [
         postgresql_statement(as_asked, read_only=True),
         # Readers leave the processors to training.

@@ -11,15 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import psycopg
-from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.pq.abc import PGconn
 from sqlalchemy import Connection, Engine, event
 
 from sqlbuffer.errors import ArgumentError
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.urls import is_memory
 
 # The execution option of a connection that holds its `Begin`.
@@ -42,7 +39,7 @@ _NO_JIT = "SET LOCAL jit = off"
 CANCEL_TIMEOUT_S = 5.0
 _CANCEL_AGAIN_S = 0.2
 # Such a result comes again and again; the server ends the COPY when the connection closes.
-_COPIES = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
+_COPIES = ("COPY_IN", "COPY_OUT", "COPY_BOTH")
 
 # A server may wait for more than its own disk: `full` does not lower that.
 _SYNCHRONOUS_COMMIT = {
@@ -52,8 +49,7 @@ _SYNCHRONOUS_COMMIT = {
 }
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """Options of a new transaction.
 
     Attributes:
@@ -284,7 +280,7 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
         driver = driver_of(connection)
         if not isinstance(driver, psycopg.Connection):
             raise
-        is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
+        is_asked = driver.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
         if is_asked:
             _cancel(driver)
         if is_asked or driver.closed:
@@ -292,7 +288,7 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
         raise
 
 
-def _cancel(driver: psycopg.Connection[Any]) -> None:
+def _cancel(driver: "psycopg.Connection[Any]") -> None:
     """Cancel what the server does for a connection, and wait for its end.
 
     A server ignores a cancel that overtakes the statement, so it is sent until the server answers.
@@ -305,7 +301,7 @@ def _cancel(driver: psycopg.Connection[Any]) -> None:
                 return
 
 
-def _is_answered(pgconn: PGconn, timeout: float) -> bool:
+def _is_answered(pgconn: "psycopg.pq.abc.PGconn", timeout: float) -> bool:
     """Whether the server ends its answer to the current statement within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
@@ -314,7 +310,7 @@ def _is_answered(pgconn: PGconn, timeout: float) -> bool:
             pgconn.consume_input()
             while not pgconn.is_busy():
                 result = pgconn.get_result()
-                if result is None or result.status in _COPIES:
+                if result is None or psycopg.pq.ExecStatus(result.status).name in _COPIES:
                     return True
     return False
 

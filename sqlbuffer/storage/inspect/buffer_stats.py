@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import psycopg
 from numpy.typing import NDArray
 from sqlalchemy import (
     BigInteger,
@@ -32,6 +31,7 @@ from sqlbuffer.storage.buffers.window import settled_seq, windows
 from sqlbuffer.storage.chunks.relations import chunk_steps, n_steps, steps_at
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.episodes import episodes

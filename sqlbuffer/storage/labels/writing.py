@@ -4,7 +4,6 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -292,8 +291,7 @@ _RETURN = (
 )
 
 
-@dataclass(frozen=True)
-class Annotation:
+class Annotation(NamedTuple):
     """An annotation to write.
 
     Attributes:
@@ -319,8 +317,7 @@ class Annotation:
         return dict(zip(self.target, self.labels, strict=True))
 
 
-@dataclass(frozen=True)
-class Annotated:
+class Annotated(NamedTuple):
     """What became of an annotation.
 
     Attributes:

@@ -187,8 +187,7 @@ class ClaimRequest:
         return self.min_spread is not None or self.order == "spread"
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(NamedTuple):
     """The queue of a buffer at one moment.
 
     Attributes:

@@ -265,16 +265,6 @@ _UNLEASED = (
 _evict_chunks = by_database(sqlite=sqlite.evict_chunks, postgresql=postgresql.evict_chunks)
 
 
-def not_leased(buffer_id: int, steps: Any) -> Any:
-    """Return the expression for a step of a table of steps without a lease."""
-    leased = select(1).where(
-        queue_items.c.buffer_id == buffer_id,
-        queue_items.c.seq == steps.c.seq,
-        ~is_past(queue_items.c.leased_until),
-    )
-    return ~leased.correlate(steps).offset(0).exists()
-
-
 @dataclass
 class Ledger:
     """The leases that one process has ended, so that a later call can delete their rows."""

@@ -1,5 +1,7 @@
 """The tables of leases: the rows that wait for them, the leases, and the marks of checkpoints."""
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -10,10 +12,11 @@ from sqlalchemy import (
     Text,
     false,
     literal_column,
+    select,
     text,
 )
 
-from sqlbuffer.storage.schema.expressions import utc_now
+from sqlbuffer.storage.schema.expressions import is_past, utc_now
 from sqlbuffer.storage.schema.metadata import (
     KEY,
     SEQS,
@@ -180,3 +183,13 @@ Index(
     checkpoints.c.name,
     unique=True,
 )
+
+
+def not_leased(buffer_id: int, steps: Any) -> Any:
+    """Return the expression for a step of a table of steps without a lease."""
+    leased = select(1).where(
+        queue_items.c.buffer_id == buffer_id,
+        queue_items.c.seq == steps.c.seq,
+        ~is_past(queue_items.c.leased_until),
+    )
+    return ~leased.correlate(steps).offset(0).exists()

@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
-import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from sqlbuffer.errors import UnsupportedDatabaseError
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.urls import shown_url
 

@@ -10,9 +10,9 @@ it. So no clock that is set makes steps old.
 import os
 import sys
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import Column, Connection, Double, Table, text
@@ -54,8 +54,7 @@ MOST_UNSEEN, MOST_UNSEEN_S = 0.5, 3_600.0
 MOST_CLOCKS, COMPARED_CLOCKS = 200, 5
 
 
-@dataclass(frozen=True)
-class Witness:
+class Witness(NamedTuple):
     """A moment of a monotonic clock, which no one can set."""
 
     clock_id: str
@@ -114,8 +113,7 @@ _FORGET_LOOKS = text(
 )
 
 
-@dataclass(frozen=True)
-class CountedTime:
+class CountedTime(NamedTuple):
     """The time that counts at some moment.
 
     Attributes:

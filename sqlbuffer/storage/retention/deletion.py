@@ -15,7 +15,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
 from sqlbuffer.storage.chunks.tables import chunks
-from sqlbuffer.storage.copies.target import forget_copy
+from sqlbuffer.storage.copies.tables import forget_copy
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined

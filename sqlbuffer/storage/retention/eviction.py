@@ -13,7 +13,7 @@ from sqlbuffer.storage.chunks.sqlite import evict_chunks as sqlite_evict_chunks
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.leases.leases import not_leased
+from sqlbuffer.storage.leases.tables import not_leased
 from sqlbuffer.storage.retention.sweeps import Sweep
 from sqlbuffer.storage.retention.time_marks import forget_marks, forget_unseen
 from sqlbuffer.storage.rows.removal import remove_where, sqlite_remove_rows

@@ -8,9 +8,8 @@ quarantine stay, and leased rows.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
 from sqlalchemy.sql.elements import ColumnElement
@@ -28,8 +27,8 @@ from sqlbuffer.storage.dialects import hurried
 from sqlbuffer.storage.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import episode_states
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.leases.retirement import retire
+from sqlbuffer.storage.leases.tables import not_leased
 from sqlbuffer.storage.retention.eviction import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
@@ -54,8 +53,7 @@ Leaving = tuple[int, Removed]
 Writing = Callable[[Callable[[Connection], Leaving]], Leaving]
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     seq: int
     episode_id: int | None
     t: int | None

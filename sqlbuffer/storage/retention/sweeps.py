@@ -8,8 +8,7 @@ import json
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -92,8 +91,7 @@ _COUNT_STEPS = text(
 )
 
 
-@dataclass(frozen=True)
-class SweepState:
+class SweepState(NamedTuple):
     """What a sweep reads of a buffer, in the order of `_STATE`: its limits and window, the state at
     the last sweep, `was_`, and the time that counted then.
     """

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -239,7 +238,7 @@ class Restrictions:
 
     def limits_of_leases(self, window: SampledWindow) -> Eligibility:
         """Return the limits of `for_leases`, without a check of the number of rows."""
-        return replace(self.limits(window), max_use=None)
+        return self.limits(window)._replace(max_use=None)
 
     def _check_size(self, connection: Connection, window: SampledWindow, epoch: int) -> None:
         """Raise an error if there are too few rows; rows are counted again after deletions only."""

@@ -5,9 +5,8 @@ The keys are steps, or the first steps of episodes.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -365,8 +364,7 @@ LARGE_STEP = 4_096  # bytes
 TESTED_AT_ONCE, EPISODES_AT_ONCE = 4_096, 64
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """Items that can be made of keys.
 
     Attributes:
@@ -408,8 +406,7 @@ class FormReader:
         self.form, self._layout, self._observation = form, layout, observation
         # Of large steps only those are read whose fields the batch has.
         skips = isinstance(form, TransitionForm) and form.needs_ends_alone
-        reach = replace(
-            _reach_of(form),
+        reach = _reach_of(form)._replace(
             has_values=needs_values(form),
             most_bytes=LARGE_STEP - 1 if skips else ANY_SIZE,
         )

@@ -7,9 +7,8 @@ which has the overlays among the other tables.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import (
@@ -138,8 +137,7 @@ maintenance = Table(
 )
 
 
-@dataclass(frozen=True)
-class Overlay:
+class Overlay(NamedTuple):
     """A table whose rows belong to rows of `experiences`.
 
     Attributes:

@@ -32,8 +32,9 @@ from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
-from sqlbuffer.storage.database.errors import UniqueViolation, episode_ended
+from sqlbuffer.storage.database.errors import episode_ended
 from sqlbuffer.storage.database.pipelines import run_transaction
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import joined_connection
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
@@ -621,7 +622,7 @@ class _Insertion:
         try:
             if ids:
                 insert_ids(self._connection, self._buffer_id, ids)
-        except UniqueViolation:
+        except psycopg.errors.UniqueViolation:
             return False
         return True
 

@@ -5,8 +5,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -46,8 +45,7 @@ from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.row_places import RowPlaces
 
 
-@dataclass(frozen=True)
-class ReservedSeqs:
+class ReservedSeqs(NamedTuple):
     """Numbers for a batch.
 
     Attributes:

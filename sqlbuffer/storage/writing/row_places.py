@@ -5,7 +5,7 @@ A late row takes the place of the first one with a greater step, and those behin
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, func, select, update
 
@@ -65,8 +65,7 @@ class RowPlaces:
             connection.execute(_MOVE, rows)
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """Where an episode ends: the next place, and the step of its last row."""
 
     by_arrival: bool = False

@@ -16,7 +16,8 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
-from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
+from sqlbuffer.storage.database.errors import too_large
+from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.episodes import (
     Beginnings,
@@ -137,9 +138,9 @@ def insert_batch(
             )
             payloads.insert(connection, zip(seqs, new_records, strict=True))
             break
-        except ProgramLimitExceeded as error:
+        except psycopg.errors.ProgramLimitExceeded as error:
             raise too_large(error, [record.id for record in new_records]) from error
-        except UniqueViolation:
+        except psycopg.errors.UniqueViolation:
             # Another writer has committed some of the ids since. The numbers stay reserved for this
             # one.
             late_rows = rows_of({record.id for record in new_records}) if guarded else {}

@@ -20,7 +20,7 @@ from tests.support.views import shown
 
 pytestmark = pytest.mark.combinations
 
-KILLS = 8
+KILLS = 5
 EPISODES, STEPS = 100, 40
 FIELDS = {"obs": ("float32", (3,)), "tokens": ("int64", (-1,))}
 OF_STEPS = ("v_experiences", "v_priorities", "v_labels", "v_quarantine")

@@ -25,7 +25,7 @@ from tests.support.storage_hooks import engine_of
 
 pytestmark = pytest.mark.combinations
 
-KILLS = int(os.environ.get("SQLBUFFER_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("SQLBUFFER_TEST_KILLS", "8"))
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 WRITER = "00000000-0000-4000-8000-000000000000"
 STATE = "SELECT status, length, episode_return, attempt FROM v_episodes WHERE episode_id = 'e'"
