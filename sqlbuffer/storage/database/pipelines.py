@@ -4,9 +4,8 @@ A server answers them together as well: a whole transaction then takes one round
 pipeline needs five times as long for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
@@ -65,7 +64,7 @@ def run_transaction(
         return _answers(driver_of(connection), statements)[-2]
 
 
-def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[Rows]:
+def _answers(driver: "psycopg.Connection[Any]", statements: Sequence[Statement]) -> list[Rows]:
     """Return the rows of each statement; none runs after one that failed."""
     pgconn = driver.pgconn
     with driver.lock:
@@ -76,7 +75,8 @@ def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -
             pgconn.pipeline_sync()
             results = driver.wait(_results(pgconn, driver.info.encoding))
         finally:
-            if pgconn.status == psycopg.pq.ConnStatus.OK:
+            # After an interrupt there may be answers left: then the connection is dropped.
+            with suppress(psycopg.Error):
                 pgconn.exit_pipeline_mode()
     return [
         [
@@ -87,13 +87,13 @@ def _answers(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -
     ]
 
 
-def _results(pgconn: PGconn, encoding: str) -> PQGen[list[PGresult]]:
+def _results(pgconn: "PGconn", encoding: str) -> "PQGen[list[PGresult]]":
     """Send what is to be sent, and return the result of each statement."""
-    status, wait = psycopg.pq.ExecStatus, psycopg.waiting
-    failed = (status.FATAL_ERROR, status.PIPELINE_ABORTED)
+    statuses = psycopg.pq.ExecStatus
+    failed = (statuses.FATAL_ERROR, statuses.PIPELINE_ABORTED)
     while pgconn.flush():
-        ready = yield wait.Wait.RW
-        if ready & wait.Ready.R:  # the server does not read on while it cannot answer
+        ready = yield psycopg.waiting.Wait.RW
+        if ready & psycopg.waiting.Ready.R:  # the server does not read on while it cannot answer
             pgconn.consume_input()
     results: list[PGresult] = []
     try:
@@ -108,7 +108,7 @@ def _results(pgconn: PGconn, encoding: str) -> PQGen[list[PGresult]]:
     return results
 
 
-def _next_result(pgconn: PGconn) -> PQGen[PGresult | None]:
+def _next_result(pgconn: "PGconn") -> "PQGen[PGresult | None]":
     """Return the result of the next statement, or None after the last one."""
     while True:
         while pgconn.is_busy():
@@ -117,6 +117,5 @@ def _next_result(pgconn: PGconn) -> PQGen[PGresult | None]:
         result = pgconn.get_result()
         if result is not None:
             return None if result.status == psycopg.pq.ExecStatus.PIPELINE_SYNC else result
-        # Otherwise it is the end of the answer to a statement.
-        if pgconn.status == psycopg.pq.ConnStatus.BAD:
-            return None
+        if pgconn.status == psycopg.pq.ConnStatus.BAD:  # else the end of an answer
+            raise psycopg.OperationalError("the connection is lost")
