@@ -3,6 +3,8 @@
 A call that waits for a rate limiter or for rows does not block other calls.
 """
 
+from __future__ import annotations
+
 import asyncio
 import builtins
 import threading
@@ -93,7 +95,7 @@ class AsyncEpisodeWriter:
         """End the episode as aborted; see `sqlbuffer.EpisodeWriter.abort`."""
         await in_thread(self.sync.abort)
 
-    async def __aenter__(self) -> "AsyncEpisodeWriter":
+    async def __aenter__(self) -> AsyncEpisodeWriter:
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
@@ -355,7 +357,7 @@ def as_coroutine(method: Callable[Concatenate[ReplayBuffer, P], T]) -> Call[P, T
     """Return a method of `ReplayBuffer` as a coroutine with the same arguments."""
 
     @wraps(method)
-    async def call(self: "AsyncReplayBuffer", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: AsyncReplayBuffer, /, *args: P.args, **kwargs: P.kwargs) -> T:
         sync_method: Callable[P, T] = getattr(self.sync, method.__name__)
         return await in_thread(sync_method, *args, **kwargs)
 
@@ -364,10 +366,10 @@ def as_coroutine(method: Callable[Concatenate[ReplayBuffer, P], T]) -> Call[P, T
 
 def arguments_of(
     method: Callable[Concatenate[ReplayBuffer, P], Any],
-) -> Callable[[Callable[..., T]], Callable[Concatenate["AsyncReplayBuffer", P], T]]:
+) -> Callable[[Callable[..., T]], Callable[Concatenate[AsyncReplayBuffer, P], T]]:
     """Give a method the signature and the docstring of one of `ReplayBuffer`."""
 
-    def give(function: Callable[..., T]) -> Callable[Concatenate["AsyncReplayBuffer", P], T]:
+    def give(function: Callable[..., T]) -> Callable[Concatenate[AsyncReplayBuffer, P], T]:
         return wraps(method)(function)
 
     return give
@@ -376,7 +378,7 @@ def arguments_of(
 def batches_of(
     method: Callable[Concatenate[ReplayBuffer, P], Loader[T]],
     function: Callable[..., AsyncIterator[Any]],
-) -> Callable[Concatenate["AsyncReplayBuffer", P], AsyncIterator[T]]:
+) -> Callable[Concatenate[AsyncReplayBuffer, P], AsyncIterator[T]]:
     """Return a generator of a loader's batches, with the arguments of the method that opens it."""
     return wraps(method)(function)
 
@@ -425,7 +427,7 @@ class AsyncReplayBuffer:
         state_type: Any = None,
         action_type: Any = None,
         **settings: Unpack[OpenerSettings],
-    ) -> "AsyncReplayBuffer":
+    ) -> AsyncReplayBuffer:
         """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
         return cls(
             await in_thread(
@@ -580,7 +582,7 @@ class AsyncReplayBuffer:
         """Iterate over all rows as `get_all` does."""
         return self.get_all()
 
-    async def __aenter__(self) -> "AsyncReplayBuffer":
+    async def __aenter__(self) -> AsyncReplayBuffer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
