@@ -72,8 +72,8 @@ OURS = "every step that a call returned for, but for those appended in the last 
 EPISODES_A_ROUND = 5
 DRAWS = 30
 # How many times as fast as a buffer in memory draws from a mirror have to be.
-MIRROR_DRAWS = {"cpprb": 2.0, "TorchRL, `LazyMemmapStorage`": 6.0}
-MIRROR_N_STEP = {"cpprb": 0.8}
+MIRROR_DRAWS = {"cpprb": 2.5, "TorchRL, `LazyMemmapStorage`": 6.0}
+MIRROR_N_STEP = {"cpprb": 1.2}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ WRITERS = 8
 BATCH = 64
 SECONDS, ROUNDS = 2.0, 4
 APPENDED = 1_000
+OF_BARE = {"sqlite": 0.7, "postgresql": 0.5}
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -80,7 +81,7 @@ def _beside_bare(bench: Bench) -> Figure:
         bench.label,
         f"{shown_rate(median(ours))}, bare {shown_rate(median(others))}",
         ratio_of([a / b for a, b in zip(ours, others, strict=True)]),
-        0.5,
+        OF_BARE[bench.kind],
     )
 
 
