@@ -400,7 +400,8 @@ class RandomSampler(Sampler):
     def _order(
         self, candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[int]:
-        if self._seeding.seed is None and not self.replace and candidates.rare is None:
+        is_read_whole = candidates.rare is not None and candidates.rare.may_be_known
+        if self._seeding.seed is None and not self.replace and not is_read_whole:
             return candidates.random(batch_size)
         picked = candidates.pick(rng, batch_size, replace=self.replace)
         if picked is not None:

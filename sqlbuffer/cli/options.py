@@ -172,7 +172,7 @@ def _check_default(word: str | None = None) -> None:
     from sqlbuffer.config import DEFAULT_URL, url_of_environment
 
     path = Path(DEFAULT_URL.removeprefix("sqlite:///"))
-    if not url_of_environment() and not path.exists():
+    if url_of_environment() is None and not path.exists():
         read_as = "" if word is None else f"{word!r} is not a file or a URL: "
         raise StorageUnreachableError(
             f"{read_as}no database is named, and there is no file {path} to fall back on; put the "

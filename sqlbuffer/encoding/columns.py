@@ -205,8 +205,14 @@ def _plain_values(layout: Layout, columns: Mapping[str, Any]) -> _Values | None:
         return None
     return _Values(
         shape[0], {name: columns[name] for name in layout.specs}, reward + 0.0, {},
-        terminated.copy(), truncated.copy(), _NO_PAYLOADS, {},
+        _truths(terminated), _truths(truncated), _NO_PAYLOADS, {},
     )  # fmt: skip
+
+
+def _truths(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a copy with no bytes but 0 and 1: a view of other bytes as bool has more of them."""
+    truths: NDArray[np.bool_] = np.ascontiguousarray(flags).view(np.uint8) != 0
+    return truths
 
 
 @lru_cache(maxsize=16)
@@ -306,8 +312,7 @@ def _flags(name: str, columns: Mapping[str, Any], n: int) -> NDArray[np.bool_] |
     values = np.asarray(columns[name])
     if values.dtype.kind in "iu" and np.isin(values, (0, 1)).all():
         columns = {name: values.astype(bool)}
-    flags: NDArray[np.bool_] = _column(_FLAG[name], columns, n, "same_kind", copy=True)
-    return flags
+    return _truths(_column(_FLAG[name], columns, n, "same_kind", copy=False))
 
 
 def _key(name: str, columns: Mapping[str, Any], n: int) -> Any:

@@ -192,12 +192,11 @@ class GrowingBlock:
 
     def next_block(self) -> "GrowingBlock":
         """Return another block with the values of the row that this block does not have yet."""
-        block = GrowingBlock(
-            self._writer, self._layout, self._names, self.row_steps, self.beginnings
-        )
+        _, numbers, firsts = self.runs[-1]
+        beginnings = NumberedEpisodes((k, self.beginnings[k]) for k in numbers.tolist())
+        block = GrowingBlock(self._writer, self._layout, self._names, self.row_steps, beginnings)
         for of_block, of_this in zip(block._lists, self._lists, strict=True):
             of_block += of_this[len(of_this) * self.n_rows // (self.n_rows + 1) :]
-        _, numbers, firsts = self.runs[-1]
         block.runs.append((0, numbers, firsts + self.n_rows))
         return block
 

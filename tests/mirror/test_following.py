@@ -144,6 +144,23 @@ def test_the_info_of_a_batch_stays_when_its_episodes_leave(buffer_url, is_shared
             assert batch.info["episode"].tolist() == episodes
 
 
+def test_the_info_of_a_batch_stays_when_many_episodes_leave(database_url):
+    n = 40_000
+    with ReplayBuffer(database_url, create=True, fields={"obs": "int64"}, max_capacity=n) as buffer:
+
+        def store(first):
+            numbers = range(first, first + n)
+            buffer.extend({"obs": np.array(numbers)}, episode_id=[f"e{k // 2}" for k in numbers])
+
+        store(0)
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            batch = mirror.sample_transitions(64)
+            store(n)
+            mirror.refresh()
+            assert mirror.sample_transitions(64).obs.min() >= n
+        assert batch.info["episode"].tolist() == [f"e{k // 2}" for k in batch.obs.tolist()]
+
+
 def test_a_label_of_a_step_that_was_deleted_since_changes_the_return(buffer, mirror):
     stored = buffer.store_episode(columns(3), task_id="labelled")
     mirror.refresh()

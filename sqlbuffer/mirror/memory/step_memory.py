@@ -350,7 +350,7 @@ class StepMemory:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
         _, rows = steps
         tasks, agents = self.tasks.names, self.agents.names
-        keys = self.episodes.lend_keys() if with_place else None
+        keys = self.episodes.keys_of(rows[EPISODE]) if with_place else None
 
         def made() -> "Arrays":
             info = {
@@ -360,10 +360,7 @@ class StepMemory:
                 "step": rows[STEP].copy(),
             }
             if keys is not None:
-                of = rows[EPISODE]
-                episodes = keys.take(of, mode="clip") if len(keys) else np.full(len(of), None)
-                episodes[of == NONE] = None
-                info |= {"episode": episodes, "t": rows[T].astype(np.int64)}
+                info |= {"episode": keys(), "t": rows[T].astype(np.int64)}
             return info
 
         return made

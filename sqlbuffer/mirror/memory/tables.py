@@ -195,6 +195,8 @@ class NameTable:
 
 
 BLOCK = 64
+# Episodes up to which a batch that is kept may hold all their keys.
+MOST_LENT = 16_384
 _BITS = 6
 
 
@@ -398,10 +400,18 @@ class EpisodeTable:
         self.returns[number] = self.rewards[number] = np.nan
         return number
 
-    def lend_keys(self) -> NDArray[Any]:
-        """Return the keys as they are now; the array stays so, although numbers are used again."""
+    def keys_of(self, numbers: NDArray[np.integer[Any]]) -> Callable[[], NDArray[Any]]:
+        """Return a function that returns the keys of episodes as they are now, None for no episode.
+
+        A small array of all keys is lent to it, and copied before it changes: few batches are asked
+        for their keys. A large one would be held by each batch that is kept.
+        """
+        if len(self.keys) > MOST_LENT:
+            keys = _keys_at(self.keys, numbers)
+            return lambda: keys
         self._has_lent = True
-        return self.keys
+        lent = self.keys
+        return lambda: _keys_at(lent, numbers)
 
     def _set_key(self, number: int, key: str | None) -> None:
         if self._has_lent and self.keys[number] != key:
@@ -519,3 +529,9 @@ def as_nan(value: float | None) -> float:
 def _longer(array: NDArray[Any], more: int, value: Any) -> NDArray[Any]:
     """Return a copy of an array with more entries of one value: readers keep the old one."""
     return np.concatenate([array, np.full(more, value, array.dtype)])
+
+
+def _keys_at(keys: NDArray[Any], numbers: NDArray[np.integer[Any]]) -> NDArray[Any]:
+    chosen = keys.take(numbers, mode="clip") if len(keys) else np.full(len(numbers), None)
+    chosen[numbers == NONE] = None
+    return chosen

@@ -84,7 +84,8 @@ def resolve_url(url: Database) -> URL:
     """
     if isinstance(url, Engine):
         url = url.url
-    named = url if url is not None else url_of_environment() or DEFAULT_URL
+    named = url_of_environment() if url is None else url
+    named = DEFAULT_URL if named is None else named
     resolved = url_of_path(named) or parsed_url(named)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
@@ -110,7 +111,7 @@ def log_default(url: URL, name: str) -> None:
         name: The buffer.
     """
     global _is_logged
-    if url_of_environment():
+    if url_of_environment() is not None:
         logger.info("buffer %r is in %s, by SQLBUFFER_URL", name, shown_url(url))
     elif not _is_logged:
         _is_logged = True

@@ -115,6 +115,8 @@ class RareConditions:
         self.known: OrderedDict[str, Known] = OrderedDict()
         # Conditions whose last draw has not scanned the buffer.
         self._common: OrderedDict[str, None] = OrderedDict()
+        # Conditions that matched too many steps, and the number from which a scan may find fewer.
+        self._too_many: OrderedDict[str, int] = OrderedDict()
         sampling = buffer.info.config.sampling
         self._has_server = buffer.url.get_backend_name() != "sqlite"
         # Tasks or episodes leave as a whole.
@@ -166,6 +168,21 @@ class RareConditions:
         with self._mutex:
             self.known.clear()
             self._common.clear()
+            self._too_many.clear()
+
+    def note_too_many(self, key: str, window: SampledWindow) -> None:
+        """Note that a scan of a window has found more steps than may be kept."""
+        with self._mutex:
+            self._too_many[key] = window.high + window.span
+            if len(self._too_many) > MOST_COMMON:
+                self._too_many.popitem(last=False)
+
+    def may_keep(self, key: str, window: SampledWindow) -> bool:
+        """Whether a scan of a window may find few enough steps: not until as many steps came as the
+        window had that held too many.
+        """
+        with self._mutex:
+            return window.high >= self._too_many.get(key, 0)
 
     def note_common(self, key: str) -> None:
         """Note that a draw has kept no steps of a condition: the next one reads no watermark."""
@@ -237,6 +254,14 @@ class RareCondition:
             self._known = self._state(numbers.copy(), 0, self._window, position)
             self._is_current = True
             self._memory.keep(self._key, self._known)
+        else:
+            self._memory.note_too_many(self._key, self._window)
+
+    @property
+    def may_be_known(self) -> bool:
+        """Whether the steps are known, or will be after a scan of this draw."""
+        assert self._window is not None
+        return self._known is not None or self._memory.may_keep(self._key, self._window)
 
     def forget(self) -> None:
         """Forget the steps: some of them do not match, so that changes are missing in the log."""

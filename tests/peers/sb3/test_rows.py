@@ -1,6 +1,7 @@
 """What `add` stores, step by step, against plain lists."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -157,6 +158,26 @@ def test_a_rate_limiter_may_divide_what_waits(sqlite_url):
         replay.buffer.set_rate_limiter(None)
         added(replay, 3, first=11)
     assert lengths(sqlite_url) == [14, 14]
+
+
+def test_episodes_that_have_ended_take_no_memory(sqlite_url):
+    with opened(sqlite_url, flush_s=NEVER_S) as replay:
+
+        def ended(n):
+            observations, ends = np.zeros((2, 1), np.float32), np.ones(2)
+            for _ in range(n):
+                replay.add(observations, observations, np.zeros((2, 1)), ends, ends, [{}, {}])
+            replay.buffer.flush()
+
+        ended(500)
+        tracemalloc.start()
+        ended(100)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(15):
+            ended(400)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert after - before < 2 * 15 * 400 * 100  # an episode takes 300 bytes
 
 
 def test_a_database_that_refuses_is_told_and_what_waits_is_stored_later(sqlite_url, caplog):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sqlbuffer import ReplayBuffer
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields import parse_specs
@@ -77,3 +78,21 @@ def test_numbers_of_several_chunks_are_those_of_each(seed):
         assert loaded == (None if values is None else values.tolist())
     for raw, values in zip(reward_column(packed), rewards, strict=True):
         assert raw == (None if values is None else values.astype(">f8").tobytes())
+
+
+@pytest.mark.parametrize("ends", [np.array, list])
+def test_any_byte_but_0_is_a_flag(database_url, ends):
+    """A view of other bytes as bool is an array of bool as well."""
+    flags = np.array([0, 1, 0, 255, 2], np.uint8).view(bool)
+    columns = {
+        "x": np.arange(5), "reward": np.zeros(5), "terminated": flags, "truncated": flags[::-1]
+    }  # fmt: skip
+    with ReplayBuffer(database_url, create=True, fields={"x": "int64"}) as buffer:
+        if ends is list:
+            columns["truncated"] = [False] * 5  # checked one by one
+        buffer.extend(columns)
+        steps = [row.exp_data for row in buffer.get_all()]
+        stored = [(bool(step.terminated), bool(step.truncated)) for step in steps]
+    wanted = [False, True, False, True, True]
+    truncated = [False] * 5 if ends is list else wanted[::-1]
+    assert stored == list(zip(wanted, truncated, strict=True))
