@@ -156,18 +156,10 @@ if not TYPE_CHECKING:  # a type checker would take any misspelled name for one o
             return _version()
         if name not in _HOME:
             raise AttributeError(f"module 'sqlbuffer' has no attribute {name!r}")
-        import gc
         from importlib import import_module
 
-        # Nothing of what is imported is garbage, and looking through it takes a tenth of the time.
-        is_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            value = globals()[name] = getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
-            return value
-        finally:
-            if is_enabled:
-                gc.enable()
+        value = globals()[name] = getattr(import_module(f"sqlbuffer.{_HOME[name]}"), name)
+        return value
 
 
 def _version() -> str:
