@@ -270,12 +270,13 @@ def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
 def invalidated_when_lost(connection: Connection) -> Iterator[None]:
     """Drop a connection that is lost, or interrupted, while the driver is used directly.
 
-    The pool would try to roll it back, and log that it cannot. A file cannot be lost.
+    The pool would try to roll it back, and log that it cannot. A file cannot be lost. Any exception
+    may be an interrupt: the handler of a signal raises what it wants.
     """
     try:
         yield
-    except (psycopg.Error, KeyboardInterrupt):
-        if connection.invalidated:  # by SQLAlchemy, which ran the statement
+    except BaseException:
+        if connection.closed or connection.invalidated:  # by SQLAlchemy, which ran the statement
             raise
         driver = driver_of(connection)
         if not isinstance(driver, psycopg.Connection):
@@ -283,7 +284,8 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
         is_asked = driver.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
         if is_asked:
             _cancel(driver)
-        if is_asked or driver.closed:
+        in_pipeline = driver.pgconn.pipeline_status != psycopg.pq.PipelineStatus.OFF
+        if is_asked or driver.closed or in_pipeline:
             connection.invalidate()
         raise
 
@@ -310,7 +312,10 @@ def _is_answered(pgconn: "psycopg.pq.abc.PGconn", timeout: float) -> bool:
             pgconn.consume_input()
             while not pgconn.is_busy():
                 result = pgconn.get_result()
-                if result is None or psycopg.pq.ExecStatus(result.status).name in _COPIES:
+                if result is None:  # in a pipeline each statement has its own end
+                    if pgconn.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                        return True
+                elif psycopg.pq.ExecStatus(result.status).name in _COPIES:
                     return True
     return False
 
