@@ -28,6 +28,7 @@ from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
 from sqlbuffer.steps import DataRow, NoStep, StoreResult
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
@@ -132,9 +133,15 @@ class RowEncoding:
         """Return steps that were encoded one by one as a batch."""
         return self._prepared(WriteBatch(steps, MADE_TIME, endings, beginnings))
 
-    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; with `admitted`, the rate limiter has let it pass."""
-        return self._store.writer.store(batch, admitted=admitted)
+    def store(
+        self,
+        batch: WriteBatch,
+        once: WriteOnce[StoreResult] | None = None,
+        *,
+        admitted: bool = False,
+    ) -> StoreResult:
+        """Store a batch; see `RowWriter.store`."""
+        return self._store.writer.store(batch, once, admitted=admitted)
 
     def _sized(self, batch: WriteBatch) -> WriteBatch:
         """Check the sizes of rows, and compress them."""
@@ -226,9 +233,15 @@ class ChunkEncoding:
         checked = check_columns(layout, columns, casting)
         return checked_steps(layout, checked, self._limit, copy=copy), layout
 
-    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; see `RowEncoding.store`."""
-        return self._store.chunk_writer.store(batch, admitted=admitted)
+    def store(
+        self,
+        batch: ChunkBatch,
+        once: WriteOnce[StoreResult] | None = None,
+        *,
+        admitted: bool = False,
+    ) -> StoreResult:
+        """Store a batch; see `ChunkWriter.store`."""
+        return self._store.chunk_writer.store(batch, once, admitted=admitted)
 
     def _packed(
         self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None

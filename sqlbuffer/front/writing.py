@@ -54,8 +54,8 @@ class StepWriter:
         self._encoding, pacer = encoding_of(store), store.pacer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
             self._encoding.waiting, partial(self._encoding.store, admitted=True),
-            store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
-            store.options.max_pending,
+            partial(store.once, is_queued=True), store.options.flush_s, pacer.admit,
+            partial(pacer.admit, wait_s=0.0), store.options.max_pending,
         )  # fmt: skip
         store.own_writes.add(self._queue)
         fields = store.info.config.fields

@@ -273,9 +273,9 @@ class OpenBuffer:
         begin_epoch(self.engine)
         self.engine.dispose()
 
-    def once(self) -> WriteOnce[Any]:
-        """Return a runner that makes one write to this buffer take effect once."""
-        return WriteOnce(self.url, self.info.id, self.options.retry_s)
+    def once(self, *, is_queued: bool = False) -> WriteOnce[Any]:
+        """Return a runner that makes one write to this buffer take effect once; see `WriteOnce`."""
+        return WriteOnce(self.url, self.info.id, self.options.retry_s, is_queued=is_queued)
 
     def with_retries(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, called again after a lost connection, and once more if the

@@ -9,12 +9,13 @@ from typing import Generic, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import StorageUnreachableError
+from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
+from sqlbuffer.storage.database.pipelines import Rows, Statement, run_transaction
 from sqlbuffer.storage.database.transactions import answer, joined_connection
 from sqlbuffer.storage.database.urls import key_of, shown_url
-from sqlbuffer.storage.dialects import by_database, writing
+from sqlbuffer.storage.dialects import writing
 
 # An id is kept while a call is repeated, and for this much longer: a commit may take long, and a
 # lost connection is noticed late.
@@ -34,24 +35,6 @@ class Commits:
 
 
 _commits: defaultdict[tuple[Hashable, int], Commits] = defaultdict(Commits)
-
-
-def _sqlite_note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> str | None:
-    """Return None: a connection to a file is not lost."""
-    return None
-
-
-def _postgresql_note_write(
-    engine: Engine, buffer_id: int, write_id: str, keep_s: float
-) -> str | None:
-    """Return the query that stores the id of a write; see `Begin.query`.
-
-    The query returns false if the write was applied before.
-    """
-    return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"
-
-
-note_write = by_database(sqlite=_sqlite_note_write, postgresql=_postgresql_note_write)
 
 
 def commits_of(url: URL, buffer_id: int) -> Commits:
@@ -77,24 +60,41 @@ class WriteOnce(Generic[T]):
     """A write that takes effect once, although it may be tried again after a lost connection.
 
     Only the last attempt can be in doubt. Each attempt learns the outcome of the one before, since
-    two transactions that store the same id wait for each other.
+    two transactions that store the same id wait for each other. Files need no ids: their
+    connections are not lost.
+
+    An attempt is also in doubt after an interrupt: the next one is of a later call.
 
     Args:
         url: The database, as errors name it.
         buffer_id: The buffer.
         retry_s: Seconds for which the call is repeated; 0 for a single attempt without an id.
+        is_queued: Attempts go on until one succeeds, also when the id is no longer kept.
 
     Attributes:
         note: The id that the work of this attempt must store; None if it is stored already.
     """
 
-    def __init__(self, url: URL, buffer_id: int, retry_s: float) -> None:
-        self._url, self._buffer_id = url, buffer_id
-        self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if retry_s else 0.0
+    def __init__(
+        self, url: URL, buffer_id: int, retry_s: float, *, is_queued: bool = False
+    ) -> None:
+        self._url, self._buffer_id, self._is_queued = url, buffer_id, is_queued
+        has_id = retry_s > 0 and url.get_backend_name() == "postgresql"
+        self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if has_id else 0.0
         self._write_id, self._began_at = "", 0.0
-        self._in_doubt: list[T] = []
-        self._is_repeated = False
+        # An attempt with the last id may have been committed, with this result if `run` made it.
+        self._in_doubt = self._must_look = False
+        self._results: list[T] = []
         self.note: WriteId | None = None
+
+    def must_look(self) -> bool:
+        """Return True if the work must look for its own steps in the buffer.
+
+        An earlier attempt may have stored them, and no id tells.
+        """
+        if self._in_doubt and (not self._keep_s or (self._is_queued and self._is_forgotten())):
+            self._must_look, self._in_doubt = True, False
+        return self._must_look
 
     def run(
         self,
@@ -126,63 +126,90 @@ class WriteOnce(Generic[T]):
             with translated(self._url):
                 return work(joined)
         done: list[T] = []
+        query = self._query(notes)
         try:
-            query = self._query(engine, notes)
             with (
                 translated(self._url),
                 writing(engine, durability, query, wait_s) as connection,
             ):
                 if query is not None and not answer(connection)[0][0]:
-                    return self._in_doubt[0]
-                self._in_doubt = []
+                    return self._results[0]
+                self._in_doubt = False
                 done.append(work(connection))
-        except ConnectionLost:
-            # An attempt sends no commit before the end of its work.
-            self._in_doubt = done or self._in_doubt
+                # An attempt sends no commit before the end of its work.
+                self._in_doubt, self._results = True, done
+        except SQLBufferError as error:
+            if done and not isinstance(error, ConnectionLost):  # the server has refused the commit
+                self._in_doubt = False
             raise
         commits_of(self._url, self._buffer_id).n += 1
         return done[0]
 
-    def run_alone(self, work: Callable[[WriteId | None], T]) -> T:
-        """Run `work` and return its result: one transaction, which stores the id and its result.
+    def run_alone(
+        self,
+        engine: Engine,
+        durability: str | None,
+        make: Callable[[Connection, WriteId | None], Statement],
+    ) -> Rows:
+        """Run one statement in a transaction of its own, and return its rows.
 
         Args:
-            work: Function to run with the id, if one is to be stored. If the id is stored already,
-                it changes nothing, and returns the result of that attempt.
+            engine: The engine.
+            durability: See `Begin`.
+            make: Function that returns the statement, which stores the id if one is given. If the
+                id is stored already, it changes nothing, and returns the rows of that attempt.
 
         Raises:
             ConnectionLost: As `run`.
             StorageUnreachableError: As `run`.
         """
-        self._begin_attempt(in_doubt=self._is_repeated)
-        note = WriteId(self._write_id, self._keep_s, self._is_repeated) if self._keep_s else None
+        self._begin_attempt()
+        was_in_doubt = self._in_doubt
+        note = WriteId(self._write_id, self._keep_s, was_in_doubt) if self._keep_s else None
+
+        def made(connection: Connection) -> Statement:
+            statement = make(connection, note)
+            self._in_doubt = True  # it is sent now
+            return statement
+
         try:
             with translated(self._url):
-                result = work(note)
-        except ConnectionLost:
-            self._is_repeated = True
+                rows = run_transaction(engine, made, durability)
+        except SQLBufferError as error:
+            if not isinstance(error, ConnectionLost):  # nothing of this attempt is stored
+                self._in_doubt = was_in_doubt
             raise
         commits_of(self._url, self._buffer_id).n += 1
-        return result
+        return rows
 
-    def _query(self, engine: Engine, notes: bool) -> str | None:
-        """Return the query that stores the id; None if there is none, or `work` stores it."""
+    def _query(self, notes: bool) -> str | None:
+        """Return the query that stores the id; None if there is none, or `work` stores it.
+
+        It returns false if an attempt with this id was committed.
+        """
         self.note = None
-        self._begin_attempt(in_doubt=bool(self._in_doubt))
+        self._begin_attempt()
         if not self._keep_s:
             return None
         if notes and not self._in_doubt:
             self.note = WriteId(self._write_id, self._keep_s)
             return None
-        return note_write(engine, self._buffer_id, self._write_id, self._keep_s)
+        return (
+            f"SELECT sqlbuffer_note_write_v1({self._buffer_id:d}, '{self._write_id}', "
+            f"{self._keep_s:f})"
+        )
 
-    def _begin_attempt(self, *, in_doubt: bool) -> None:
+    def _is_forgotten(self) -> bool:
+        """Return True if the server may have deleted the id."""
+        return time.monotonic() - self._began_at > self._keep_s - MARGIN_S
+
+    def _begin_attempt(self) -> None:
         """Take a new id, unless an earlier attempt may have been committed under the last one."""
-        now = time.monotonic()
-        if not in_doubt:
+        self.must_look()
+        if not self._in_doubt:
             # Use another id: the server may not have ended an attempt whose connection was lost.
-            self._write_id, self._began_at = uuid7(), now
-        elif now - self._began_at > self._keep_s - MARGIN_S:
+            self._write_id, self._began_at = uuid7(), time.monotonic()
+        elif self._is_forgotten():
             raise StorageUnreachableError(
                 f"{shown_url(self._url)}: the connection was lost at a commit {self._keep_s:.0f} s "
                 f"ago, and it is no longer known if the write was stored; check that before you "

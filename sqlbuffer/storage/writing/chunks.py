@@ -33,7 +33,7 @@ from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
-from sqlbuffer.storage.database.pipelines import run_transaction
+from sqlbuffer.storage.database.pipelines import Statement
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import joined_connection
 from sqlbuffer.storage.dialects import by_database
@@ -168,7 +168,7 @@ held_ids = by_database(sqlite=sqlite.held_ids, postgresql=postgresql.held_ids)
 
 # The id of a step without a given one: that of its chunk, and its place there.
 _MADE_ID = re.compile(r"(.{36})/(0|[1-9]\d{0,2})")
-_MOST_RANGES = 50  # in one statement
+_MOST_RANGES, _MOST_IDS = 50, 1_000  # in one statement
 _NEWEST = (
     select(chunks.c.first_seq, chunks.c.n_steps, chunks.c.step, chunks.c.steps)
     .where(
@@ -359,6 +359,12 @@ class StepOutcomes:
         indexes = self.starts[i] + np.asarray(places, np.int64)
         self.are_new, self.is_new[indexes], self._is_same[indexes] = False, False, same
 
+    def find(self, i: int, first_seq: int) -> None:
+        """Mark all steps of a chunk as duplicates: the chunk itself is stored, with this number."""
+        start, end = self.starts[i : i + 2]
+        self.refuse(i, range(end - start), same=True)
+        self.seqs[start:end] = np.arange(first_seq, first_seq + end - start)
+
     def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
         """Compare steps of a chunk, by place, with the steps that the buffer holds there."""
         by_chunk: dict[int, list[int]] = {}
@@ -501,6 +507,8 @@ class _Insertion:
             )
             if held_length is not None:
                 return self._compared_whole(held_length)
+        if once is not None and once.must_look():
+            self._settle_chunks()
         self._settle_ids()
         if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
             return outcomes.result(batch.order)
@@ -640,6 +648,25 @@ class _Insertion:
         except psycopg.errors.UniqueViolation:
             return False
         return True
+
+    def _settle_chunks(self) -> None:
+        """Mark the steps of chunks that an earlier attempt has stored; see `WriteOnce.must_look`.
+
+        Steps with places in an episode, or with ids of the user, are compared in any case.
+        """
+        of_ids = {
+            chunk.id: i
+            for i, chunk in enumerate(self._chunks)
+            if chunk.t is None and chunk.ids is None
+        }
+        ids = list(of_ids)
+        for start in range(0, len(ids), _MOST_IDS):
+            statement = select(chunks.c.id, chunks.c.first_seq).where(
+                chunks.c.buffer_id == self._buffer_id,
+                chunks.c.id.in_(ids[start : start + _MOST_IDS]),
+            )
+            for id_, first_seq in self._connection.execute(statement):
+                self._outcomes.find(of_ids[id_], first_seq)
 
     def _settle_ids(self) -> None:
         """Compare the new steps whose given ids are held, or occur earlier in the batch.
@@ -801,16 +828,16 @@ def _postgresql_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) 
 _is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
 
 
-def _store_alone(buffer: OpenBuffer, batch: ChunkBatch, note: WriteId | None) -> StoreResult:
+def _store_alone(
+    buffer: OpenBuffer, batch: ChunkBatch, once: WriteOnce[StoreResult]
+) -> StoreResult:
     """Store steps that depend on nothing in the buffer; see `WriteOnce.run_alone`."""
     largest = largest_priority(batch.chunks)
-    ((first_seq,),) = run_transaction(
-        buffer.engine,
-        lambda connection: postgresql.store_chunks(
-            connection, buffer.info.id, batch.chunks, largest, note
-        ),
-        buffer.options.durability,
-    )
+
+    def make(connection: Connection, note: WriteId | None) -> Statement:
+        return postgresql.store_chunks(connection, buffer.info.id, batch.chunks, largest, note)
+
+    ((first_seq,),) = once.run_alone(buffer.engine, buffer.options.durability, make)
     outcomes = StepOutcomes(buffer.layout, batch.chunks)
     outcomes.number(int(first_seq or 0))
     return outcomes.result(batch.order)
@@ -838,11 +865,18 @@ class ChunkWriter:
     def __init__(self, buffer: OpenBuffer, pacer: Pacer, wrote: Callable[[], None]) -> None:
         self.buffer, self._pacer, self._wrote = buffer, pacer, wrote
 
-    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
+    def store(
+        self,
+        batch: ChunkBatch,
+        once: WriteOnce[StoreResult] | None = None,
+        *,
+        admitted: bool = False,
+    ) -> StoreResult:
         """Store the chunks that the buffer does not hold, all or none.
 
         Args:
             batch: The chunks; may be empty.
+            once: Of earlier calls with this batch, which may have stored it.
             admitted: The rate limiter has already allowed them.
 
         Raises:
@@ -852,13 +886,16 @@ class ChunkWriter:
         buffer = self.buffer
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
-        once, durability = buffer.once(), buffer.options.durability
-        if _is_alone(buffer.engine, buffer, batch):
-            attempt = partial(once.run_alone, partial(_store_alone, buffer, batch))
-        else:
-            insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
-            attempt = partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
-        result: StoreResult = buffer.with_retries(attempt)
+        once, durability = once or buffer.once(), buffer.options.durability
+        is_alone = _is_alone(buffer.engine, buffer, batch)
+        insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+
+        def attempt() -> StoreResult:
+            if is_alone and not once.must_look():
+                return _store_alone(buffer, batch, once)
+            return once.run(buffer.engine, durability, insert, notes=bool(batch.chunks))
+
+        result = buffer.with_retries(attempt)
         n_rows = -(-result.inserted // STEPS_PER_ROW)
         clean_after_write(buffer.engine, n_rows, batch.n_bytes, buffer.watermark)
         self._wrote()

@@ -268,11 +268,18 @@ class RowWriter:
         self.buffer, self._payloads, self._pacer = buffer, payloads, pacer
         self._wrote = wrote
 
-    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
+    def store(
+        self,
+        batch: WriteBatch,
+        once: WriteOnce[StoreResult] | None = None,
+        *,
+        admitted: bool = False,
+    ) -> StoreResult:
         """Store the rows whose ids the buffer does not hold, all or none.
 
         Args:
             batch: The rows; may be empty.
+            once: Of earlier calls with this batch, which may have stored it.
             admitted: The rate limiter has already allowed them.
 
         Raises:
@@ -282,7 +289,7 @@ class RowWriter:
         buffer = self.buffer
         if not admitted:
             self._pacer.before_insert(len({record.id for record in batch.records}))
-        once, durability = buffer.once(), buffer.options.durability
+        once, durability = once or buffer.once(), buffer.options.durability
         # The reservation of the numbers stores the id of the write as well, in a third of the time.
         notes = batch.whole is None
         insert = partial(

@@ -21,6 +21,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.flow import let_in_at_end
 from sqlbuffer.waits import holding_lock, pause
@@ -82,8 +83,9 @@ B = TypeVar("B")
 
 # Makes a batch of steps, of endings, and of the beginnings of episodes.
 Pack = Callable[[Sequence[S], Sequence[EpisodeEnd], Beginnings], B]
-# Stores a batch in one transaction; returns the numbers of its steps in their order.
-Write = Callable[[B], StoreResult]
+# Stores a batch in one transaction, once for all calls with one `WriteOnce`; returns the numbers of
+# its steps in their order.
+Write = Callable[[B, WriteOnce[StoreResult]], StoreResult]
 # Waits until some of n rows may be stored; returns how many.
 Admit = Callable[[int], int]
 
@@ -95,9 +97,13 @@ def admit_all(n: int) -> int:
 
 @dataclass(frozen=True)
 class _Frozen(Generic[S, B]):
-    """A batch that was packed, the steps and endings in it, and the beginnings of its episodes."""
+    """A batch that was packed, the steps and endings in it, and the beginnings of its episodes.
+
+    `once` knows if an earlier flush, which raised an error, may have stored it.
+    """
 
     batch: B
+    once: WriteOnce[StoreResult]
     steps: Sequence[S]
     endings: Sequence[EpisodeEnd]
     beginnings: Beginnings
@@ -115,6 +121,7 @@ class WriteQueue(Generic[S, B]):
     Args:
         pack: Function that makes a batch of steps that may be stored now.
         write: Function that stores a batch.
+        begin_write: Function that returns what makes the write of a batch take effect once.
         flush_s: Maximum wait of a step in seconds, unless a rate limiter blocks it.
         admit: The buffer's rate limiter.
         admit_now: The same limiter without a wait.
@@ -125,12 +132,14 @@ class WriteQueue(Generic[S, B]):
         self,
         pack: Pack[S, B],
         write: Write[B],
+        begin_write: Callable[[], WriteOnce[StoreResult]],
         flush_s: float,
         admit: Admit = admit_all,
         admit_now: Admit = admit_all,
         max_pending: int = MAX_PENDING,
     ) -> None:
-        self._pack, self._write, self._flush_s = pack, write, flush_s
+        self._pack, self._write, self._begin_write = pack, write, begin_write
+        self._flush_s = flush_s
         self._admit, self._admit_now = admit, admit_now
         self._most, self._batch_steps = max_pending, min(FLUSH_ROWS, max(1, max_pending // 2))
         self.forget()
@@ -509,18 +518,24 @@ class WriteQueue(Generic[S, B]):
         endings = [ending for ending in endings if (ending.key, ending.task_id) in beginnings]
         named = _named(beginnings, steps, endings)
         n_bytes = sum(step.n_bytes for step in steps)
-        self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named, n)
+        self._frozen = self._packed(steps, endings, named, n)
         with self._mutex:
             self._taken = others
             self._n_taken -= n
             self._size_bytes -= n_bytes
             self._frozen_bytes = n_bytes
 
+    def _packed(
+        self, steps: Sequence[S], endings: Sequence[EpisodeEnd], beginnings: Beginnings, n: int
+    ) -> _Frozen[S, B]:
+        batch = self._pack(steps, endings, beginnings)
+        return _Frozen(batch, self._begin_write(), steps, endings, beginnings, n)
+
     def _store_frozen(self) -> Sequence[str]:
         """Store the packed batch; return the ids of steps that will never be stored."""
         while (frozen := self._frozen) is not None:
             try:
-                written = self._write(frozen.batch)
+                written = self._write(frozen.batch, frozen.once)
             except EpisodeRefusedError as refusal:
                 self._drop_refused(frozen, refusal)
                 continue
@@ -556,7 +571,7 @@ class WriteQueue(Generic[S, B]):
         self._frozen = None
         if steps or endings:
             named = _named(frozen.beginnings, steps, endings)
-            self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named, n)
+            self._frozen = self._packed(steps, endings, named, n)
         else:
             self._frozen_bytes = 0
 
