@@ -257,8 +257,6 @@ def postgresql_engine(url: URL, **sizes: Any) -> Engine:
     engine = create_engine(
         url,
         poolclass=_Pool,
-        # The connection that was used last: its server process has the plans and pages at hand.
-        pool_use_lifo=True,
         # It would look for that type in the server's catalog before the first statement.
         use_native_hstore=False,
         connect_args={
