@@ -6,7 +6,7 @@ blocks of priorities into a given state.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.database import engine
+from sqlbuffer.storage.database import engine, pipelines
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
@@ -77,6 +77,27 @@ def remembering_in_small_buffers() -> Iterator[None]:
     """Let draws remember rare conditions on buffers that take no time to scan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rare_conditions, "FEWEST_STEPS", 1)
+        yield
+
+
+@contextmanager
+def counting_in_pipelines(query: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Run a query before and after the work of each transaction that is sent as a whole, and pass
+    the two rows on.
+    """
+    answers = pipelines._answers
+
+    def counted(driver: Any, statements: Sequence[pipelines.Statement]) -> list[pipelines.Rows]:
+        if statements[-1].text != "COMMIT":
+            return answers(driver, statements)
+        *begin, work, commit = statements
+        count = pipelines.Statement(query)
+        *of_begin, before, rows, after, end = answers(driver, [*begin, count, work, count, commit])
+        note(before[0], after[0])
+        return [*of_begin, rows, end]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipelines, "_answers", counted)
         yield
 
 

@@ -5,7 +5,12 @@ import threading
 
 from sqlalchemy import event
 
-from tests.support.storage_hooks import cleaner_of, engine_behind, engine_of
+from tests.support.storage_hooks import (
+    cleaner_of,
+    counting_in_pipelines,
+    engine_behind,
+    engine_of,
+)
 
 TABLES = (
     "experiences", "priorities", "labels", "label_history", "episodes",
@@ -16,12 +21,16 @@ STATEMENTS = "experiences|chunk|steps|v_windows|priorit|label"
 
 def rows_read(connection, tables=TABLES):
     """Return how many rows scans and indexes have given in this session of late."""
-    (row,) = connection.connection.driver_connection.execute(
-        "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_xact_user_tables WHERE relname = ANY (%s)",
-        (list(tables),),
-    )
+    (row,) = connection.connection.driver_connection.execute(_rows_read_query(tables))
     return row
+
+
+def _rows_read_query(tables):
+    names = ", ".join(f"'{name}'" for name in tables)
+    return (
+        "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint "
+        f"FROM pg_stat_xact_user_tables WHERE relname IN ({names})"
+    )
 
 
 def rows_handled(connection, statement):
@@ -72,6 +81,8 @@ class Watch:
     def __enter__(self):
         for name, listener in self._listeners:
             event.listen(self.engine, name, listener)
+        self._pipelines = counting_in_pipelines(_rows_read_query(self._tables), self._count_more)
+        self._pipelines.__enter__()
         return self
 
     def __exit__(self, *_):
@@ -79,6 +90,7 @@ class Watch:
         cleaner = cleaner_of(self.engine)
         if cleaner is not None:
             cleaner.join()
+        self._pipelines.__exit__(None, None, None)
         for name, listener in self._listeners:
             event.remove(self.engine, name, listener)
         self.engine.dispose()
@@ -103,6 +115,11 @@ class Watch:
         scanned, fetched = rows_read(connection, self._tables)
         self.rows_scanned += scanned - self._before[0]
         self.rows_fetched += fetched - self._before[1]
+
+    def _count_more(self, before, after):
+        """Count the rows that a transaction has read that was sent as a whole."""
+        self.rows_scanned += int(after[0]) - int(before[0])
+        self.rows_fetched += int(after[1]) - int(before[1])
 
     def _look_at(self, connection, _record, _proxy):
         """Note statements with their values in them, those that pass SQLAlchemy by as well."""
