@@ -15,6 +15,7 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, InsufficientDataError
 from tests.support.sql import buffer_id, is_sqlite, run
+from tests.support.statements import selects
 from tests.support.storage_hooks import (
     forget_conditions,
     remembered_conditions,
@@ -302,3 +303,17 @@ def test_a_step_that_does_not_match_any_more_is_never_drawn(buffer_url):
         drawn = world.drawn(world.buffer, seed, RARE)
         assert len(drawn) == 256
         assert set(drawn) <= set(matching[1::2])
+
+
+def test_the_keys_of_a_condition_with_too_many_steps_are_read_once(buffer_url):
+    world = World(buffer_url, "chunks", np.random.default_rng(9))
+    world.buffer.extend(world.columns(20_000))
+    world.buffer.flush()
+    noted = []
+    with remembering_in_small_buffers(most=4):
+        for _ in range(3):
+            with selects(world.buffer) as statements:
+                world.buffer.sample(64, condition=RARE, sampler=RandomSampler(replace=False))
+            noted.append(any("random()" in statement for statement in statements))
+    assert noted == [False, True, True]
+    assert remembered_conditions(world.buffer) == 0

@@ -73,10 +73,11 @@ def engine_behind(buffer: ReplayBuffer) -> Engine:
 
 
 @contextmanager
-def remembering_in_small_buffers() -> Iterator[None]:
-    """Let draws remember rare conditions on buffers that take no time to scan."""
+def remembering_in_small_buffers(most: int = rare_conditions.MOST_NUMBERS) -> Iterator[None]:
+    """Let draws remember up to `most` steps of conditions on buffers that take no time to scan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rare_conditions, "FEWEST_STEPS", 1)
+        patch.setattr(rare_conditions, "MOST_NUMBERS", most)
         yield
 
 

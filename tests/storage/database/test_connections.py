@@ -222,6 +222,12 @@ def test_a_url_that_ends_behind_an_empty_password_is_not_echoed(caplog):
     assert SECRET not in caplog.text
 
 
+def test_a_variable_that_expands_to_nothing_is_no_url(monkeypatch):
+    monkeypatch.setenv("SQLBUFFER_URL", "")
+    with pytest.raises(URLError):
+        ReplayBuffer()
+
+
 def test_an_at_sign_in_a_password_is_named_with_its_escape():
     with pytest.raises(URLError, match=r"@ in its password .* write it as %40"):
         ReplayBuffer("postgresql://me:p@ss@host/db")

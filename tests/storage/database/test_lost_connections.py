@@ -16,8 +16,8 @@ from sqlbuffer import (
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
 from sqlbuffer.storage.buffers import writes
 from sqlbuffer.storage.database import errors
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.support.proxy import assert_one_line_each, losing_each_message, proxied
+from sqlbuffer.storage.database.engine import resolve_url
+from tests.support.proxy import assert_one_line_each, losing_each_message
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
@@ -31,18 +31,6 @@ LOG_INSERTS = [
     "CREATE TRIGGER log_inserted AFTER INSERT ON experiences FOR EACH ROW "
     "EXECUTE FUNCTION log_inserted()",
 ]
-
-
-@pytest.fixture
-def url(make_database_url):
-    return make_database_url("postgresql", schema=True)
-
-
-@pytest.fixture
-def proxy(url):
-    with proxied(url) as proxy:
-        yield proxy
-        engine_for(resolve_url(proxy.url)).dispose()
 
 
 def log_inserts(url):

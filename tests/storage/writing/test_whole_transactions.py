@@ -8,8 +8,6 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageBusyError
 from sqlbuffer.storage.buffers import writes
 from sqlbuffer.storage.database import transactions
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.support.proxy import proxied
 from tests.support.sql import connected, run, scalar
 
 FIELDS = {
@@ -28,18 +26,6 @@ CHUNKS = (
     "JOIN chunk_data d ON d.buffer_id = k.buffer_id AND d.first_seq = k.first_seq "
     "JOIN buffers b ON b.id = k.buffer_id WHERE b.name = :name ORDER BY k.first_seq"
 )
-
-
-@pytest.fixture
-def url(make_database_url):
-    return make_database_url("postgresql", schema=True)
-
-
-@pytest.fixture
-def proxy(url):
-    with proxied(url) as proxy:
-        yield proxy
-        engine_for(resolve_url(proxy.url)).dispose()
 
 
 def some_columns(rng, *, priorities):
