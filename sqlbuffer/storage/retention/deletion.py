@@ -14,6 +14,7 @@ from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies.tables import forget_copy
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
@@ -89,7 +90,8 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         remove_where(connection, buffer_id)
         drop_chunks(connection, buffer_id)
         for table in metadata.tables.values():
-            if "buffer_id" in table.c and table is not experiences:
+            # A plain DELETE of steps locks all buffers.
+            if "buffer_id" in table.c and table not in (experiences, chunks):
                 connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
         dropped.append(buffer_id)
 

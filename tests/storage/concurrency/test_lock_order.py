@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.labels.writing import Labelling
 from tests.support.leases import GivenBack, store
-from tests.support.processes import wait_until
+from tests.support.processes import run_at_once, wait_until
 from tests.support.sql import run, scalar
 
 pytestmark = pytest.mark.combinations
@@ -124,3 +124,20 @@ def test_no_two_calls_wait_for_each_other_under_contention(postgres_url: str) ->
         with in_a_thread(lease), in_a_thread(lease), in_a_thread(delete):
             pass
     assert deadlocks(postgres_url) == 0
+
+
+def drop_all(url: str, names: list[str]) -> None:
+    for name in names:
+        ReplayBuffer.drop(url, name)
+
+
+def test_buffers_that_are_dropped_at_the_same_time_do_not_wait_for_each_other(
+    postgres_url: str,
+) -> None:
+    for number in range(12):
+        with ReplayBuffer(postgres_url, name=f"b{number}", create=True) as buffer:
+            store(buffer, range(20))
+    thirds = [[f"b{number}" for number in range(12)][n::3] for n in range(3)]
+    run_at_once([(drop_all, postgres_url, names) for names in thirds])
+    assert deadlocks(postgres_url) == 0
+    assert ReplayBuffer.list(postgres_url) == []
