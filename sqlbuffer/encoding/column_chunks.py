@@ -2,9 +2,8 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from sqlbuffer.encoding.chunks import (
     DTYPES,
     END_BYTES,
     MAX_CHUNK_STEPS,
+    ChunkColumns,
     PackedChunk,
     PayloadParts,
     StepPayload,
@@ -27,8 +27,6 @@ from sqlbuffer.encoding.chunks import (
     comparable_values,
     encode_payload,
     join_payloads,
-    new,
-    set_attribute,
     stored_times,
     stored_values,
 )
@@ -55,9 +53,6 @@ from sqlbuffer.steps import PAYLOADS, DataRow, uuid7s
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
 
 
-_NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
-
-
 class PackedColumns(NamedTuple):
     """Columns of steps as chunks.
 
@@ -66,7 +61,7 @@ class PackedColumns(NamedTuple):
         order: For each step in that order its place in the columns, int64 of shape (n,).
     """
 
-    chunks: list[PackedChunk]
+    chunks: ChunkColumns
     order: NDArray[np.int64]
 
 
@@ -113,7 +108,7 @@ def pack_given(
     """Return n steps that were checked as chunks; see `pack_columns`."""
     layout = layout.fixed
     if not columns.n_steps:
-        return PackedColumns([], np.empty(0, np.int64))
+        return PackedColumns(ChunkColumns.of([]), np.empty(0, np.int64))
     records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
     payloads = columns.encoded
@@ -142,7 +137,7 @@ def pack_ranges(
     columns: GivenColumns,
     ranges: Sequence[tuple[int, int]],
     made_at: NDArray[np.float64] | None = None,
-) -> list[PackedChunk]:
+) -> ChunkColumns:
     """Return steps whose chunks are known as these chunks, without another look at the values.
 
     Args:
@@ -311,7 +306,7 @@ def _cut_chunks(
     ranges: Sequence[tuple[int, int]],
     keys: Sequence[Keys],
     blocks: Sequence[RecordBlocks],
-) -> list[PackedChunk]:
+) -> ChunkColumns:
     """Return steps as chunks.
 
     Args:
@@ -330,7 +325,6 @@ def _cut_chunks(
     steps: NDArray[np.int64] = _taken(columns.steps, order)
     packed_at = time.time()
     common = {
-        **_NO_VALUES,
         "layout": layout.number,
         "episode_key": episode,
         "makes_steps": False,
@@ -338,9 +332,9 @@ def _cut_chunks(
         "last_time": packed_at,
     }
     # For each attribute that differs, its value of each chunk.
-    varying: dict[str, Iterable[Any]] = {
+    varying: dict[str, Sequence[Any]] = {
         "id": uuid7s(len(ranges)),
-        "n_steps": map(sub, stops, starts),
+        "n_steps": list(map(sub, stops, starts)),
         **dict(zip(tuple(columns.keys), zip(*keys, strict=True), strict=True)),
         **dict(zip(RecordBlocks._fields, zip(*blocks, strict=True), strict=True)),
         "step": steps[firsts].tolist(),
@@ -348,7 +342,7 @@ def _cut_chunks(
     if episode is not None:
         varying["t"] = starts
     elif columns.makes_steps:
-        episodes = varying.get("episode_key", repeat(None, len(ranges)))
+        episodes = varying.get("episode_key", [None] * len(ranges))
         varying["makes_steps"] = [key is not None for key in episodes]
     if made_at is not None:
         varying["t"] = varying["step"]
@@ -361,15 +355,7 @@ def _cut_chunks(
     if payloads is not None:
         joined = [join_payloads(layout, payloads[places]) for places in slices]
         varying["payloads"], varying["payload_arrays"] = zip(*joined, strict=True)
-    names, chunks = tuple(varying), []
-    for values in zip(*varying.values(), strict=True):
-        # Not by its constructor, which takes 3 us: there may be a chunk for each step.
-        chunk: PackedChunk = new(PackedChunk)
-        attributes = common.copy()
-        attributes.update(zip(names, values, strict=True))
-        set_attribute(chunk, "__dict__", attributes)
-        chunks.append(chunk)
-    return chunks
+    return ChunkColumns(len(ranges), common, varying)
 
 
 def _step_lists(
@@ -393,7 +379,7 @@ def _cut_values(
     columns: GivenColumns,
     order: NDArray[np.int64] | None,
     slices: Sequence[slice],
-) -> dict[str, Iterable[Any]]:
+) -> dict[str, Sequence[Any]]:
     """Return the values of the steps of each chunk by attribute; see `_cut_chunks`."""
 
     def cut(values: Any) -> list[Any]:
@@ -407,11 +393,11 @@ def _cut_values(
         "initial_priority": priority,
         "ids": columns.ids,
     }
-    parts: dict[str, Iterable[Any]] = {
+    parts: dict[str, Sequence[Any]] = {
         name: cut(values) for name, values in per_step.items() if values is not None
     }
     if columns.reward is not None and (columns.reward_tags or columns.encoded is not None):
-        parts["reward"] = map(_held_rewards, parts["reward"])
+        parts["reward"] = list(map(_held_rewards, parts["reward"]))
     for name, values in columns.more_values.items():
         if name == "times":
             times = zip(*map(stored_times, cut(values)), strict=True)
@@ -714,7 +700,7 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
         _chunk(layout, id_, ordered[start:stop], records[start * size : stop * size], own_blocks)
         for id_, (start, stop), own_blocks in zip(ids, ranges, blocks, strict=True)
     ]
-    return PackedColumns(chunks, np.array(order, np.int64))
+    return PackedColumns(ChunkColumns.of(chunks), np.array(order, np.int64))
 
 
 def _completed(layout: Layout, step: PackedStep) -> PackedStep:

@@ -29,7 +29,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database, insert_rows
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
@@ -202,18 +202,22 @@ class AddedSteps:
         self.rollouts: dict[tuple[str, int], list[Any]] = {}
 
     @classmethod
-    def of_chunks(cls, numbered: Sequence[NumberedChunk]) -> "AddedSteps":
+    def of_chunks(cls, numbered: NumberedChunks) -> "AddedSteps":
         """Return the sums of the steps of chunks."""
+        chunks, firsts = numbered.chunks, numbered.first_seqs
+        episodes_or_0 = [episode_id or 0 for episode_id in numbered.episode_ids]
+        lengths = chunks.column("n_steps")
+        lasts = [first + n - 1 for first, n in zip(firsts, lengths, strict=True)]
+        sums = zip(lengths, _totals(chunks.column("reward")), firsts, lasts, strict=True)
+        of_chunks = list(
+            zip(zip(chunks.column("task_id"), episodes_or_0, strict=True), sums, strict=True)
+        )
         added = cls()
-        totals = _totals([one.chunk.reward for one in numbered])
-        rollouts = added.rollouts
-        for one, total in zip(numbered, totals, strict=True):
-            chunk, first_seq = one.chunk, one.first_seq
-            key, n = (chunk.task_id, one.episode_id or 0), chunk.n_steps
-            if key in rollouts:
-                added._add(key, n, total, first_seq, first_seq + n - 1)
-            else:  # as always if all tasks are different
-                rollouts[key] = [n, total, first_seq, first_seq + n - 1]
+        added.rollouts = {key: list(of_chunk) for key, of_chunk in of_chunks}
+        if len(added.rollouts) < len(of_chunks):  # else all tasks are different
+            added.rollouts = {}
+            for key, of_chunk in of_chunks:
+                added._add(key, *of_chunk)
         return added
 
     @classmethod
