@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,6 +252,8 @@ class PackedChunk:
     layout: int = 0
 
 
+T = TypeVar("T")
+
 _NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
 _new: Callable[[Any], Any] = object.__new__
 _set_attribute: Callable[[Any, str, Any], None] = object.__setattr__  # of a frozen instance
@@ -274,6 +276,7 @@ class ChunkColumns(Sequence[PackedChunk]):
         self, n: int, common: Mapping[str, Any], columns: Mapping[str, Sequence[Any]]
     ) -> None:
         self._n, self._common, self._columns = n, {**_NO_VALUES, **common}, columns
+        self._results: dict[Callable[..., Any], Any] = {}
 
     @classmethod
     def of(cls, chunks: Sequence[PackedChunk]) -> "ChunkColumns":
@@ -312,6 +315,13 @@ class ChunkColumns(Sequence[PackedChunk]):
     def replaced(self, **columns: Sequence[Any]) -> "ChunkColumns":
         """Return the chunks with other values of some attributes."""
         return ChunkColumns(self._n, self._common, {**self._columns, **columns})
+
+    def once(self, function: Callable[["ChunkColumns"], T]) -> T:
+        """Return the result of a function of these chunks, which is called the first time only."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: T = self._results[function]
+        return result
 
     def __len__(self) -> int:
         return self._n

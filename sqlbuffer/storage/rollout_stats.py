@@ -29,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database, insert_rows
@@ -205,19 +206,23 @@ class AddedSteps:
     def of_chunks(cls, numbered: NumberedChunks) -> "AddedSteps":
         """Return the sums of the steps of chunks."""
         chunks, firsts = numbered.chunks, numbered.first_seqs
-        episodes_or_0 = [episode_id or 0 for episode_id in numbered.episode_ids]
-        lengths = chunks.column("n_steps")
+        lengths, totals = chunks.column("n_steps"), chunks.once(totals_of_rewards)
         lasts = [first + n - 1 for first, n in zip(firsts, lengths, strict=True)]
-        sums = zip(lengths, _totals(chunks.column("reward")), firsts, lasts, strict=True)
-        of_chunks = list(
-            zip(zip(chunks.column("task_id"), episodes_or_0, strict=True), sums, strict=True)
-        )
-        added = cls()
-        added.rollouts = {key: list(of_chunk) for key, of_chunk in of_chunks}
-        if len(added.rollouts) < len(of_chunks):  # else all tasks are different
-            added.rollouts = {}
-            for key, of_chunk in of_chunks:
-                added._add(key, *of_chunk)
+        episodes_or_0 = [episode_id or 0 for episode_id in numbered.episode_ids]
+        keys = list(zip(chunks.column("task_id"), episodes_or_0, strict=True))
+        added, distinct = cls(), set(keys)
+        if len(distinct) == 1:
+            held = [total for total in totals if total is not None]
+            added.rollouts[keys[0]] = [
+                sum(lengths), sum(held) if held else None, firsts[0], lasts[-1],
+            ]  # fmt: skip
+            return added
+        sums = zip(lengths, totals, firsts, lasts, strict=True)
+        if len(distinct) == len(keys):
+            added.rollouts = dict(zip(keys, map(list, sums), strict=True))
+            return added
+        for key, of_chunk in zip(keys, sums, strict=True):
+            added._add(key, *of_chunk)
         return added
 
     @classmethod
@@ -257,8 +262,9 @@ def within_range(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) > LARGEST else value
 
 
-def _totals(column: Sequence[Any]) -> list[float | None]:
+def totals_of_rewards(chunks: ChunkColumns) -> list[float | None]:
     """Return the sum of the rewards of each chunk; None if no step has one."""
+    column = chunks.column("reward")
     if set(map(type, column)) == {np.ndarray}:
         starts = list(accumulate(map(len, column[:-1]), initial=0))
         with np.errstate(invalid="ignore", over="ignore"):

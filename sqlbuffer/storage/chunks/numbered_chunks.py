@@ -55,6 +55,11 @@ class NumberedChunks(NamedTuple):
             self.inserted_at and self.inserted_at[places],
         )
 
+    @property
+    def has_priorities(self) -> bool:
+        """True if the buffer has priorities, or any were given."""
+        return self.priority is not None or self.chunks.has("initial_priority")
+
     def initial_priorities(self) -> Sequence[Values | None]:
         """Return the priorities that the steps of each begin with; None without priorities."""
         given = self.chunks.column("initial_priority")

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.storage.chunks.numbered_chunks import (
     NumberedChunks,
     fields_json,
@@ -70,11 +71,24 @@ DELETE FROM step_ids WHERE {_OF_IDS} AND (
 """
 
 
-def insert_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
-    """Write chunks under their numbers."""
-    packed, firsts = numbered.chunks, numbered.first_seqs
-    if not packed:
-        return
+class _TableColumns(NamedTuple):
+    """The columns of chunks that do not depend on their numbers.
+
+    Attributes:
+        of_both: Those that both tables have.
+        of_chunks: Those of `chunks`.
+        of_data: Those of `chunk_data`.
+        n_bytes: Approximate size of their values.
+    """
+
+    of_both: Columns
+    of_chunks: Columns
+    of_data: Columns
+    n_bytes: int
+
+
+def table_columns(packed: ChunkColumns) -> _TableColumns:
+    """Return what is inserted of chunks except their numbers."""
 
     def plain(names: Iterable[str]) -> Columns:
         return {name: packed.column(name) for name in names if packed.has(name)}
@@ -82,40 +96,46 @@ def insert_chunks(connection: Connection, buffer_id: int, numbered: NumberedChun
     lists = {name: json_column(values) for name, values in plain(_LISTS).items()}
     texts = {name: list(map(_JSON_OF[name], values)) for name, values in plain(_JSON_OF).items()}
     flags = flag_columns(packed)
-    key = buffer_id << NUMBER_BITS
-    of_both: Columns = {
-        "key": [key | first for first in firsts],
-        "buffer_id": [buffer_id] * len(packed),
-        "first_seq": firsts,
-        "episode_id": numbered.episode_ids,
-        **plain(_OF_BOTH),
-        **_some(lists, "steps"),
-    }
-    columns: Columns = {
-        **of_both,
+    of_chunks: Columns = {
         **plain(_OF_CHUNKS),
-        "session_id": numbered.session_ids,
         **_some(lists, "times", "adv_t", "v_t"),
         **({"reward_t": lists["reward"]} if "reward" in lists else {}),
         "terminated": json_column(flags.terminated),
         "truncated": json_column(flags.truncated),
-        "initial_priority": json_column(numbered.initial_priorities()),
         **_some(texts, "fields"),
     }
-    if numbered.inserted_at is not None:
-        columns["inserted_at"] = numbered.inserted_at
-    data: Columns = {
-        **of_both,
+    of_data: Columns = {
         "rewards": reward_column(packed),
         "ends": flags.ends,
         **plain(_OF_DATA),
         **_some(lists, "offsets"),
         **_some(texts, "payloads"),
     }
-    sized = [data[name] for name in _SIZED if name in data]
+    sized = [of_data[name] for name in _SIZED if name in of_data]
     n_bytes = sum([len(value) for values in sized for value in values if value is not None])
-    insert_columns(connection, "chunks", columns, n_bytes)
-    insert_columns(connection, "chunk_data", data, n_bytes)
+    return _TableColumns({**plain(_OF_BOTH), **_some(lists, "steps")}, of_chunks, of_data, n_bytes)
+
+
+def insert_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
+    """Write chunks under their numbers."""
+    packed, firsts = numbered.chunks, numbered.first_seqs
+    if not packed:
+        return
+    stored, key = packed.once(table_columns), buffer_id << NUMBER_BITS
+    of_both: Columns = {
+        "key": [key | first for first in firsts],
+        "buffer_id": [buffer_id] * len(packed),
+        "first_seq": firsts,
+        "episode_id": numbered.episode_ids,
+        **stored.of_both,
+    }
+    of_chunks: Columns = {**of_both, **stored.of_chunks, "session_id": numbered.session_ids}
+    if numbered.has_priorities:
+        of_chunks["initial_priority"] = json_column(numbered.initial_priorities())
+    if numbered.inserted_at is not None:
+        of_chunks["inserted_at"] = numbered.inserted_at
+    insert_columns(connection, "chunks", of_chunks, stored.n_bytes)
+    insert_columns(connection, "chunk_data", {**of_both, **stored.of_data}, stored.n_bytes)
 
 
 def _some(columns: Mapping[str, Sequence[Any]], *names: str) -> Columns:

@@ -50,6 +50,7 @@ from sqlbuffer.storage.episodes import (
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.messages import whole_payloads
+from sqlbuffer.storage.rollout_stats import totals_of_rewards
 from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.writing.inserts import after_chunks, reserve_steps
 
@@ -832,6 +833,21 @@ def _postgresql_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) 
 _is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
 
 
+def _sqlite_prepare(engine: Engine, buffer: OpenBuffer, packed_chunks: ChunkColumns) -> None:
+    """Encode chunks before a transaction makes other writers wait, unless it changes them."""
+    is_appended = packed_chunks.has("episode_key") and not packed_chunks.has("t")
+    if not is_appended and not (buffer.shares_messages and packed_chunks.has("payloads")):
+        packed_chunks.once(sqlite.table_columns)
+        packed_chunks.once(totals_of_rewards)
+
+
+def _postgresql_prepare(engine: Engine, buffer: OpenBuffer, packed_chunks: ChunkColumns) -> None:
+    """Do nothing: writers wait for each other only while numbers are reserved."""
+
+
+_prepare = by_database(sqlite=_sqlite_prepare, postgresql=_postgresql_prepare)
+
+
 def _store_alone(
     buffer: OpenBuffer, batch: ChunkBatch, once: WriteOnce[StoreResult]
 ) -> StoreResult:
@@ -893,6 +909,7 @@ class ChunkWriter:
         once, durability = once or buffer.once(), buffer.options.durability
         is_alone = _is_alone(buffer.engine, buffer, batch)
         insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+        _prepare(buffer.engine, buffer, batch.chunks)
 
         def attempt() -> StoreResult:
             if is_alone and not once.must_look():
