@@ -449,7 +449,7 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         raise ValueError("steps of an episode stay together in a chunk")
     rows, size = step_rows(layout, chunk, indexes), layout.size_bytes
     tails = [row[size:] for row in rows] if layout.has_tails else None
-    (blocks,) = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
+    blocks = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
     payloads = arrays = None
     if chunk.payloads is not None:
         parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
@@ -477,9 +477,9 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         **values,
         fields=chunk.fields
         and {name: _taken(per_step, indexes) for name, per_step in chunk.fields.items()},
-        records=blocks.records,
-        block_steps=blocks.block_steps,
-        offsets=blocks.offsets,
+        records=blocks.records[0],
+        block_steps=blocks.block_steps[0],
+        offsets=blocks.offsets[0],
         payloads=payloads,
         payload_arrays=arrays,
         ids=chunk.ids and [chunk.ids[i] for i in places],
@@ -501,16 +501,16 @@ def repacked(chunk: PackedChunk, source: Layout, target: Layout) -> PackedChunk:
         for name, spec in target.specs.items()
     }
     records, tails = target.records(columns, chunk.n_steps).tobytes(), target.tails(columns)
-    (blocks,) = pack_blocks(target, records, tails, [(0, chunk.n_steps)])
+    blocks = pack_blocks(target, records, tails, [(0, chunk.n_steps)])
     comparable = {
         name: comparable_values(columns[name]) for name, spec in target.specs.items() if spec.column
     }
     return replace(
         chunk,
         fields=comparable or None,
-        records=blocks.records,
-        block_steps=blocks.block_steps,
-        offsets=blocks.offsets,
+        records=blocks.records[0],
+        block_steps=blocks.block_steps[0],
+        offsets=blocks.offsets[0],
         layout=target.number,
     )
 

@@ -40,7 +40,7 @@ from sqlbuffer.storage.episodes import LastStep, sqlite_settle_episodes
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.messages import share
 from sqlbuffer.storage.retention.eviction import sqlite_evict
-from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
+from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_chunks, sqlite_add_steps
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.row_places import RowPlaces
@@ -95,7 +95,7 @@ def _sqlite_after_chunks(connection: Connection, buffer_id: int, numbered: Numbe
     sqlite_evict(connection, buffer_id)
     first_seq = numbered.first_seqs[0]
     count_full_blocks(connection, buffer_id, range(first_seq, first_seq + numbered.n_steps))
-    sqlite_add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
+    sqlite_add_chunks(connection, buffer_id, numbered)
     last_places = {episode_id: i for i, episode_id in enumerate(numbered.episode_ids)}
     sqlite_settle_episodes(
         connection,
