@@ -20,7 +20,7 @@ from sqlbuffer.encoding.chunks import (
     select_steps,
     step_numbers,
 )
-from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps import StoreResult, is_uuid, uuid7
@@ -33,7 +33,7 @@ from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
-from sqlbuffer.storage.database.pipelines import Statement
+from sqlbuffer.storage.database.pipelines import Rows, Statement, run_statement
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import joined_connection
 from sqlbuffer.storage.dialects import by_database
@@ -468,6 +468,8 @@ def insert_batch(
     buffer: OpenBuffer,
     batch: ChunkBatch,
     once: WriteOnce[StoreResult] | None = None,
+    *,
+    is_expected: bool = True,
 ) -> StoreResult:
     """Insert the steps that the buffer does not hold, all or none, in a transaction.
 
@@ -476,6 +478,7 @@ def insert_batch(
         buffer: The buffer.
         batch: The batch.
         once: Makes the transaction take effect once, if the id of the write must be stored here.
+        is_expected: The episodes may be as their writers expect; see `_placed_episodes`.
 
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
@@ -484,6 +487,14 @@ def insert_batch(
     if buffer.info.config.retention.evict_by == "episode":
         # Before rows of episodes, as in evictions and annotations.
         lock_as_writer(connection, buffer.info.id)
+    if is_expected and (once is None or not once.must_look()):
+        episodes = _placed_episodes(connection.engine, buffer, batch)
+        if episodes is not None:
+            note = None if once is None else once.note
+            statement = _stored_at_once(connection, buffer, batch, episodes, note)
+            result = _result_of(buffer, batch, run_statement(connection, statement))
+            if result is not None:
+                return result
     return _Insertion(connection, buffer, batch).run(once)
 
 
@@ -798,49 +809,129 @@ def largest_priority(packed_chunks: Sequence[PackedChunk]) -> float | None:
     )
 
 
-def _sqlite_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
-    """Return False: a file takes no round trips."""
-    return False
+def _sqlite_placed_episodes(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> None:
+    """Return None: a file takes no round trips."""
 
 
-def _postgresql_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
-    """Return True for steps that depend on nothing in the buffer: one statement stores them.
+def _postgresql_placed_episodes(
+    engine: Engine, buffer: OpenBuffer, batch: ChunkBatch
+) -> list[postgresql.PlacedEpisode] | None:
+    """Return the episodes of steps that one statement stores; None: it takes several.
 
-    They have no episodes, sessions, shared messages and ids of the user.
+    The steps depend on nothing in the buffer but their episodes, which are new or end at the place
+    of the first step. They have no sessions, shared messages and ids of the user.
     """
-    return (
+    is_plain = (
         bool(batch.chunks)
-        and batch.whole is None
-        and not batch.endings
         and buffer.info.config.retention.evict_by != "episode"
         and all(
-            chunk.episode_key is None
-            and chunk.session_key is None
+            chunk.session_key is None
             and chunk.ids is None
             and (chunk.payloads is None or not buffer.shares_messages)
             for chunk in batch.chunks
         )
         and sum(map(postgresql.n_bytes_of, batch.chunks)) <= postgresql.MOST_BYTES
-        and joined_connection(engine) is None
+    )
+    return _places_in_episodes(batch) if is_plain else None
+
+
+_placed_episodes = by_database(
+    sqlite=_sqlite_placed_episodes, postgresql=_postgresql_placed_episodes
+)
+
+
+def _places_in_episodes(batch: ChunkBatch) -> list[postgresql.PlacedEpisode] | None:
+    """Return the episodes of a batch in the order of their keys; None if its steps alone do not say
+    which places of them the steps have.
+    """
+    endings = {(ending.key, ending.task_id): ending for ending in batch.endings}
+    placed: dict[EpisodeKey, postgresql.PlacedEpisode] = {}
+    last: dict[EpisodeKey, PackedChunk] = {}
+    for chunk in batch.chunks:
+        if chunk.episode_key is None:
+            continue
+        if chunk.t is None or chunk.steps is not None:
+            return None
+        key = chunk.episode_key, chunk.task_id
+        end_t, before = chunk.t + chunk.n_steps, last.get(key)
+        if before is None:
+            beginning, ending = batch.beginnings.get(key), endings.pop(key, None)
+            placed[key] = _placed_episode(chunk, beginning, ending)
+        elif _follows(chunk, before):
+            placed[key] = placed[key]._replace(end_t=end_t)
+        else:
+            return None
+        last[key] = chunk
+    is_ended = all(one.status is None or one.attempt for one in placed.values())
+    return [placed[key] for key in sorted(placed)] if is_ended and not endings else None
+
+
+def _follows(chunk: PackedChunk, before: PackedChunk) -> bool:
+    """Return True for a chunk of consecutive steps that follows another one in its episode."""
+    names = chunk.group_key, chunk.parent_key
+    return (
+        chunk.t == (before.t or 0) + before.n_steps
+        and (chunk.makes_steps or chunk.step >= before.step + before.n_steps - 1)
+        and names == (before.group_key, before.parent_key)
     )
 
 
-_is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
+def _placed_episode(
+    chunk: PackedChunk, beginning: EpisodeStart | None, ending: EpisodeEnd | None
+) -> postgresql.PlacedEpisode:
+    """Return the episode of a chunk with its first new steps."""
+    group, parent, t = chunk.group_key, chunk.parent_key, _first_t(chunk)
+    meta, attempt, writer, is_of_item = None, 0, None, False
+    if beginning is not None:
+        meta, attempt, writer = beginning.meta, beginning.attempt, beginning.writer
+        is_of_item = beginning.item_id is not None
+        group, parent = beginning.group_id or group, beginning.parent_id or parent
+    status, reward, final = (None, None, None)
+    if ending is not None:
+        status, reward, final = ending.status, ending.reward, ending.final_arrays
+    return postgresql.PlacedEpisode(
+        chunk.episode_key or "", chunk.task_id, chunk.agent_id, group, parent, chunk.model_version,
+        meta, attempt, writer, t == 0 and not is_of_item, t, t + chunk.n_steps, status, reward,
+        final,
+    )  # fmt: skip
+
+
+def _stored_at_once(
+    connection: Connection,
+    buffer: OpenBuffer,
+    batch: ChunkBatch,
+    episodes: Sequence[postgresql.PlacedEpisode],
+    note: WriteId | None,
+) -> Statement:
+    """Return the statement that stores a batch whose episodes are as their writers expect."""
+    largest = largest_priority(batch.chunks)
+    return postgresql.store_chunks(
+        connection, buffer.info.id, batch.chunks, episodes, largest, note
+    )
+
+
+def _result_of(buffer: OpenBuffer, batch: ChunkBatch, rows: Rows) -> StoreResult | None:
+    """Return the result of `_stored_at_once`; None if an episode was not as expected."""
+    ((first_seq,),) = rows
+    if first_seq is None:
+        return None
+    outcomes = StepOutcomes(buffer.layout, batch.chunks)
+    outcomes.number(int(first_seq))
+    return outcomes.result(batch.order)
 
 
 def _store_alone(
-    buffer: OpenBuffer, batch: ChunkBatch, once: WriteOnce[StoreResult]
-) -> StoreResult:
-    """Store steps that depend on nothing in the buffer; see `WriteOnce.run_alone`."""
-    largest = largest_priority(batch.chunks)
+    buffer: OpenBuffer,
+    batch: ChunkBatch,
+    episodes: Sequence[postgresql.PlacedEpisode],
+    once: WriteOnce[StoreResult],
+) -> StoreResult | None:
+    """Store a batch in a transaction of its own; see `_result_of` and `WriteOnce.run_alone`."""
 
     def make(connection: Connection, note: WriteId | None) -> Statement:
-        return postgresql.store_chunks(connection, buffer.info.id, batch.chunks, largest, note)
+        return _stored_at_once(connection, buffer, batch, episodes, note)
 
-    ((first_seq,),) = once.run_alone(buffer.engine, buffer.options.durability, make)
-    outcomes = StepOutcomes(buffer.layout, batch.chunks)
-    outcomes.number(int(first_seq or 0))
-    return outcomes.result(batch.order)
+    return _result_of(buffer, batch, once.run_alone(buffer.engine, buffer.options.durability, make))
 
 
 T = TypeVar("T")
@@ -887,12 +978,17 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = once or buffer.once(), buffer.options.durability
-        is_alone = _is_alone(buffer.engine, buffer, batch)
+        is_alone = joined_connection(buffer.engine) is None
+        episodes = _placed_episodes(buffer.engine, buffer, batch) if is_alone else None
         insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
 
         def attempt() -> StoreResult:
-            if is_alone and not once.must_look():
-                return _store_alone(buffer, batch, once)
+            nonlocal episodes, insert
+            if episodes is not None and not once.must_look():
+                result = _store_alone(buffer, batch, episodes, once)
+                if result is not None:
+                    return result
+                episodes, insert = None, partial(insert, is_expected=False)
             return once.run(buffer.engine, durability, insert, notes=bool(batch.chunks))
 
         result = buffer.with_retries(attempt)

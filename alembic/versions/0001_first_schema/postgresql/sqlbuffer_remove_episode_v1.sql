@@ -5,17 +5,17 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mo
 DECLARE
     b buffers%ROWTYPE;
     firsts bigint[];
+    sizes integer[];
     removed bigint[];
 BEGIN
     UPDATE buffers SET deletions = deletions + 1 WHERE id = p_buffer_id RETURNING * INTO b;
     DELETE FROM rollout_stats r USING episodes e
     WHERE e.id = p_episode_id AND r.buffer_id = p_buffer_id AND r.task_id = e.task_id AND r.episode_id = p_episode_id;
-    firsts := ARRAY(
-        SELECT c.first_seq FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.episode_id = p_episode_id
-        ORDER BY c.first_seq FOR UPDATE);
+    SELECT coalesce(array_agg(k.first_seq), '{}'), array_agg(k.n_steps) INTO firsts, sizes FROM (
+        SELECT c.first_seq, c.n_steps FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.episode_id = p_episode_id
+        ORDER BY c.first_seq FOR UPDATE) AS k;
     removed := ARRAY(
-        SELECT c.first_seq + g FROM chunks c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) AS g
-        WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (firsts));
+        SELECT k.first_seq + g FROM unnest(firsts, sizes) AS k(first_seq, n_steps) CROSS JOIN LATERAL generate_series(0, k.n_steps - 1) AS g);
     IF firsts = '{}' OR b.evict_unit <> 'row' OR b.has_queue OR b.has_labels OR b.has_quarantine OR b.has_parts OR b.has_changes
         OR b.has_deleted OR b.has_step_ids OR b.has_priorities OR b.has_uses
     THEN
@@ -24,7 +24,11 @@ BEGIN
     END IF;
     INSERT INTO change_log (buffer_id, kind, seqs) VALUES (p_buffer_id, 'deleted', removed);
     UPDATE row_blocks k SET n_rows = k.n_rows - g.n
-    FROM (SELECT u.seq / 4096 AS block, count(*) AS n FROM unnest(removed) AS u(seq) GROUP BY 1) AS g
+    FROM (
+        SELECT s.block, sum(least(u.first_seq + u.n_steps, (s.block + 1) * 4096) - greatest(u.first_seq, s.block * 4096)) AS n
+        FROM unnest(firsts, sizes) AS u(first_seq, n_steps)
+        CROSS JOIN LATERAL generate_series(u.first_seq / 4096, (u.first_seq + u.n_steps - 1) / 4096) AS s(block) GROUP BY 1
+    ) AS g
     WHERE k.buffer_id = p_buffer_id AND k.block = g.block;
     PERFORM sqlbuffer_drop_chunks_v1(p_buffer_id, firsts);
 END
