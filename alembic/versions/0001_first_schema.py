@@ -102,7 +102,7 @@ OBJECTS = {
         "sqlbuffer_remove_steps_v1",
         "sqlbuffer_oldest_v1",
         "sqlbuffer_remove_v1",
-        "sqlbuffer_remove_episode_v1",
+        "sqlbuffer_remove_episodes_v1",
         "sqlbuffer_evict_tasks_v1",
         "episode_states_v1",
         "sqlbuffer_evict_episodes_v1",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import PackedChunk, Values
 from sqlbuffer.encoding.columns import reward_array
+from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.messages import share_payloads
 
 _ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
@@ -52,6 +53,32 @@ class NumberedChunk(NamedTuple):
         return np.array(
             [self.priority if priority is None else priority for priority in priorities], np.float64
         )
+
+
+def numbered_chunks(
+    packed: Sequence[PackedChunk],
+    first_seq: int,
+    priority: float | None,
+    episodes: Sequence[PlacedEpisode],
+    ids: Sequence[int],
+) -> list[NumberedChunk]:
+    """Return chunks with consecutive numbers, and with those of their episodes.
+
+    Args:
+        packed: The chunks, of steps without sessions.
+        first_seq: Number of their first step.
+        priority: Priority of steps without a given one.
+        episodes: Their episodes.
+        ids: The number of each episode.
+    """
+    of_keys: dict[tuple[str | None, str], int] = {
+        (episode.key, episode.task_id): id_ for episode, id_ in zip(episodes, ids, strict=True)
+    }
+    firsts = accumulate([chunk.n_steps for chunk in packed], initial=first_seq)
+    return [
+        NumberedChunk(chunk, seq, of_keys.get((chunk.episode_key, chunk.task_id)), None, priority)
+        for chunk, seq in zip(packed, firsts, strict=False)
+    ]
 
 
 def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:

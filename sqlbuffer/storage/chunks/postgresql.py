@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     fields_json,
     flag_columns,
+    numbered_chunks,
     payloads_json,
     reward_column,
 )
@@ -66,44 +68,6 @@ _STORE = (
 )
 
 
-class PlacedEpisode(NamedTuple):
-    """An episode whose steps are stored together with it.
-
-    Attributes:
-        key: The user's id of the episode.
-        task_id: Its task.
-        agent_id: Agent that acts.
-        group_id: Its group.
-        parent_id: The user's id of the episode that it came from.
-        model_version: Version of the model that acts.
-        meta: JSON of the user's values for the episode.
-        attempt: Number of its writer; 0 without one.
-        writer: Random id of the writer.
-        begins: It is made if it is not stored; else only a stored one gets steps.
-        t: Place of the first of the steps.
-        end_t: Place behind the last one.
-        status: The status with which it ends; None: it does not end.
-        reward: The episode's own reward.
-        final_arrays: The observation after its last step, packed.
-    """
-
-    key: str
-    task_id: str
-    agent_id: str
-    group_id: str | None
-    parent_id: str | None
-    model_version: int | None
-    meta: str | None
-    attempt: int
-    writer: str | None
-    begins: bool
-    t: int
-    end_t: int
-    status: str | None
-    reward: float | None
-    final_arrays: bytes | None
-
-
 def n_bytes_of(chunk: PackedChunk) -> int:
     """Return the approximate size of what is sent of a chunk."""
     texts = sum(map(len, filter(None, chunk.payloads or ())))
@@ -150,17 +114,11 @@ def store_chunks(
         largest: The largest given priority of the steps.
         note: The id of the write.
     """
-    places: dict[tuple[str | None, str], int] = {
-        (episode.key, episode.task_id): place for place, episode in enumerate(episodes, 1)
-    }
-    numbered, n_steps = [], 0
-    for chunk in packed:
-        place = places.get((chunk.episode_key, chunk.task_id))
-        numbered.append(NumberedChunk(chunk, n_steps, place, None, None))
-        n_steps += chunk.n_steps
+    # Both are places, which the server adds to the numbers that it takes.
+    numbered = numbered_chunks(packed, 0, None, episodes, range(1, len(episodes) + 1))
     values = (
         b"%d" % buffer_id,
-        b"%d" % n_steps,
+        b"%d" % sum([chunk.n_steps for chunk in packed]),
         None if largest is None else repr(largest).encode(),
         None if note is None else note.write_id.encode(),
         None if note is None else b"%f" % note.keep_s,

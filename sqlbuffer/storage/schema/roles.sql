@@ -74,7 +74,7 @@ GRANT INSERT, UPDATE (undone), DELETE ON samples TO sqlbuffer_learner;
 {grants}
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq, change_log_id_seq TO sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_remove_episode_v1, sqlbuffer_evict_chunks_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_remove_episodes_v1, sqlbuffer_evict_chunks_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_summarize_v1, sqlbuffer_hold_v1, sqlbuffer_erase_messages_v1 TO sqlbuffer_learner;
 

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.chunks import (
     select_steps,
     step_numbers,
 )
-from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, PlacedEpisode
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps import StoreResult, is_uuid, uuid7
@@ -30,7 +30,7 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, numbered_chunks, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
 from sqlbuffer.storage.database.pipelines import Rows, Statement, run_statement
@@ -46,6 +46,8 @@ from sqlbuffer.storage.episodes import (
     episode_ids,
     episodes,
     session_ids,
+    sqlite_end_open,
+    sqlite_put_episodes,
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.messages import whole_payloads
@@ -488,13 +490,12 @@ def insert_batch(
         # Before rows of episodes, as in evictions and annotations.
         lock_as_writer(connection, buffer.info.id)
     if is_expected and (once is None or not once.must_look()):
-        episodes = _placed_episodes(connection.engine, buffer, batch)
+        episodes = _placed_episodes(buffer, batch)
         if episodes is not None:
             note = None if once is None else once.note
-            statement = _stored_at_once(connection, buffer, batch, episodes, note)
-            result = _result_of(buffer, batch, run_statement(connection, statement))
-            if result is not None:
-                return result
+            first_seq = _store_placed(connection, buffer.info.id, batch, episodes, note)
+            if first_seq is not None:
+                return _numbered_from(first_seq, buffer, batch)
     return _Insertion(connection, buffer, batch).run(once)
 
 
@@ -809,17 +810,11 @@ def largest_priority(packed_chunks: Sequence[PackedChunk]) -> float | None:
     )
 
 
-def _sqlite_placed_episodes(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> None:
-    """Return None: a file takes no round trips."""
+def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisode] | None:
+    """Return the episodes of steps that depend on nothing else in the buffer; None if they do.
 
-
-def _postgresql_placed_episodes(
-    engine: Engine, buffer: OpenBuffer, batch: ChunkBatch
-) -> list[postgresql.PlacedEpisode] | None:
-    """Return the episodes of steps that one statement stores; None: it takes several.
-
-    The steps depend on nothing in the buffer but their episodes, which are new or end at the place
-    of the first step. They have no sessions, shared messages and ids of the user.
+    These episodes are new, or end at the place of the first step. The steps have no sessions,
+    shared messages and ids of the user.
     """
     is_plain = (
         bool(batch.chunks)
@@ -835,17 +830,12 @@ def _postgresql_placed_episodes(
     return _places_in_episodes(batch) if is_plain else None
 
 
-_placed_episodes = by_database(
-    sqlite=_sqlite_placed_episodes, postgresql=_postgresql_placed_episodes
-)
-
-
-def _places_in_episodes(batch: ChunkBatch) -> list[postgresql.PlacedEpisode] | None:
+def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
     """Return the episodes of a batch in the order of their keys; None if its steps alone do not say
     which places of them the steps have.
     """
     endings = {(ending.key, ending.task_id): ending for ending in batch.endings}
-    placed: dict[EpisodeKey, postgresql.PlacedEpisode] = {}
+    placed: dict[EpisodeKey, PlacedEpisode] = {}
     last: dict[EpisodeKey, PackedChunk] = {}
     for chunk in batch.chunks:
         if chunk.episode_key is None:
@@ -878,7 +868,7 @@ def _follows(chunk: PackedChunk, before: PackedChunk) -> bool:
 
 def _placed_episode(
     chunk: PackedChunk, beginning: EpisodeStart | None, ending: EpisodeEnd | None
-) -> postgresql.PlacedEpisode:
+) -> PlacedEpisode:
     """Return the episode of a chunk with its first new steps."""
     group, parent, t = chunk.group_key, chunk.parent_key, _first_t(chunk)
     meta, attempt, writer, is_of_item = None, 0, None, False
@@ -889,49 +879,100 @@ def _placed_episode(
     status, reward, final = (None, None, None)
     if ending is not None:
         status, reward, final = ending.status, ending.reward, ending.final_arrays
-    return postgresql.PlacedEpisode(
+    return PlacedEpisode(
         chunk.episode_key or "", chunk.task_id, chunk.agent_id, group, parent, chunk.model_version,
         meta, attempt, writer, t == 0 and not is_of_item, t, t + chunk.n_steps, status, reward,
         final,
     )  # fmt: skip
 
 
-def _stored_at_once(
+def _sqlite_store_placed(
     connection: Connection,
-    buffer: OpenBuffer,
+    buffer_id: int,
     batch: ChunkBatch,
-    episodes: Sequence[postgresql.PlacedEpisode],
+    episodes: Sequence[PlacedEpisode],
+    note: WriteId | None,
+) -> int | None:
+    """Store a batch whose episodes are as their writers expect; return the first number.
+
+    None: an episode is not, and nothing is stored.
+    """
+    ids = sqlite_put_episodes(connection, buffer_id, episodes)
+    if ids is None:
+        return None
+    largest = largest_priority(batch.chunks)
+    first_seq, priority = reserve_steps(connection, buffer_id, batch.n_steps, largest, note)
+    numbered = numbered_chunks(batch.chunks, first_seq, priority, episodes, ids)
+    insert_numbered(connection, buffer_id, numbered)
+    after_chunks(connection, buffer_id, numbered)
+    if batch.endings:
+        sqlite_end_open(connection, buffer_id, batch.endings)
+    return first_seq
+
+
+def _postgresql_store_placed(
+    connection: Connection,
+    buffer_id: int,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
+    note: WriteId | None,
+) -> int | None:
+    statement = _store_statement(connection, buffer_id, batch, episodes, note)
+    return _first_seq(run_statement(connection, statement))
+
+
+_store_placed = by_database(sqlite=_sqlite_store_placed, postgresql=_postgresql_store_placed)
+
+
+def _store_statement(
+    connection: Connection,
+    buffer_id: int,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
     note: WriteId | None,
 ) -> Statement:
-    """Return the statement that stores a batch whose episodes are as their writers expect."""
     largest = largest_priority(batch.chunks)
-    return postgresql.store_chunks(
-        connection, buffer.info.id, batch.chunks, episodes, largest, note
-    )
+    return postgresql.store_chunks(connection, buffer_id, batch.chunks, episodes, largest, note)
 
 
-def _result_of(buffer: OpenBuffer, batch: ChunkBatch, rows: Rows) -> StoreResult | None:
-    """Return the result of `_stored_at_once`; None if an episode was not as expected."""
+def _first_seq(rows: Rows) -> int | None:
     ((first_seq,),) = rows
-    if first_seq is None:
-        return None
+    return None if first_seq is None else int(first_seq)
+
+
+def _numbered_from(first_seq: int, buffer: OpenBuffer, batch: ChunkBatch) -> StoreResult:
+    """Return the result of a batch of steps that were all new."""
     outcomes = StepOutcomes(buffer.layout, batch.chunks)
-    outcomes.number(int(first_seq))
+    outcomes.number(first_seq)
     return outcomes.result(batch.order)
+
+
+def _sqlite_is_alone(engine: Engine) -> bool:
+    """Return False: a file takes no round trips."""
+    return False
+
+
+def _postgresql_is_alone(engine: Engine) -> bool:
+    """Return True for a write that is not part of another transaction."""
+    return joined_connection(engine) is None
+
+
+_is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
 
 
 def _store_alone(
     buffer: OpenBuffer,
     batch: ChunkBatch,
-    episodes: Sequence[postgresql.PlacedEpisode],
+    episodes: Sequence[PlacedEpisode],
     once: WriteOnce[StoreResult],
 ) -> StoreResult | None:
-    """Store a batch in a transaction of its own; see `_result_of` and `WriteOnce.run_alone`."""
+    """Store a batch as `_store_placed` does, in one round trip; see `WriteOnce.run_alone`."""
 
     def make(connection: Connection, note: WriteId | None) -> Statement:
-        return _stored_at_once(connection, buffer, batch, episodes, note)
+        return _store_statement(connection, buffer.info.id, batch, episodes, note)
 
-    return _result_of(buffer, batch, once.run_alone(buffer.engine, buffer.options.durability, make))
+    first_seq = _first_seq(once.run_alone(buffer.engine, buffer.options.durability, make))
+    return None if first_seq is None else _numbered_from(first_seq, buffer, batch)
 
 
 T = TypeVar("T")
@@ -978,8 +1019,7 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = once or buffer.once(), buffer.options.durability
-        is_alone = joined_connection(buffer.engine) is None
-        episodes = _placed_episodes(buffer.engine, buffer, batch) if is_alone else None
+        episodes = _placed_episodes(buffer, batch) if _is_alone(buffer.engine) else None
         insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
 
         def attempt() -> StoreResult:
