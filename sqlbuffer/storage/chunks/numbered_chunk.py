@@ -71,10 +71,15 @@ def numbered_chunks(
         episodes: Their episodes.
         ids: The number of each episode.
     """
+    firsts = accumulate([chunk.n_steps for chunk in packed], initial=first_seq)
+    if not episodes:
+        return [
+            NumberedChunk(chunk, seq, None, None, priority)
+            for chunk, seq in zip(packed, firsts, strict=False)
+        ]
     of_keys: dict[tuple[str | None, str], int] = {
         (episode.key, episode.task_id): id_ for episode, id_ in zip(episodes, ids, strict=True)
     }
-    firsts = accumulate([chunk.n_steps for chunk in packed], initial=first_seq)
     return [
         NumberedChunk(chunk, seq, of_keys.get((chunk.episode_key, chunk.task_id)), None, priority)
         for chunk, seq in zip(packed, firsts, strict=False)

@@ -816,39 +816,41 @@ def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisod
     These episodes are new, or end at the place of the first step. The steps have no sessions,
     shared messages and ids of the user.
     """
-    is_plain = (
-        bool(batch.chunks)
-        and buffer.info.config.retention.evict_by != "episode"
-        and all(
-            chunk.session_key is None
-            and chunk.ids is None
-            and (chunk.payloads is None or not buffer.shares_messages)
-            for chunk in batch.chunks
-        )
-        and sum(map(postgresql.n_bytes_of, batch.chunks)) <= postgresql.MOST_BYTES
-    )
-    return _places_in_episodes(batch) if is_plain else None
+    if not batch.chunks or buffer.info.config.retention.evict_by == "episode":
+        return None
+    has_payloads = {chunk.payloads is None for chunk in batch.chunks} != {True}
+    names = {(chunk.session_key, chunk.ids is None) for chunk in batch.chunks}
+    n_bytes = sum(map(postgresql.n_bytes_of, batch.chunks)) if has_payloads else batch.n_bytes
+    if (
+        n_bytes > postgresql.MOST_BYTES
+        or (has_payloads and buffer.shares_messages)
+        or names != {(None, True)}
+    ):
+        return None
+    return _places_in_episodes(batch)
 
 
 def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
-    """Return the episodes of a batch in the order of their keys; None if its steps alone do not say
-    which places of them the steps have.
+    """Return the episodes of a batch in the order of their keys.
+
+    None: the batch alone does not say which places of them the steps have.
     """
+    packed_chunks = [chunk for chunk in batch.chunks if chunk.episode_key is not None]
+    if not packed_chunks:
+        return None if batch.endings else []
+    if {chunk.t is None or chunk.steps is not None for chunk in packed_chunks} != {False}:
+        return None
     endings = {(ending.key, ending.task_id): ending for ending in batch.endings}
     placed: dict[EpisodeKey, PlacedEpisode] = {}
     last: dict[EpisodeKey, PackedChunk] = {}
-    for chunk in batch.chunks:
-        if chunk.episode_key is None:
-            continue
-        if chunk.t is None or chunk.steps is not None:
-            return None
-        key = chunk.episode_key, chunk.task_id
-        end_t, before = chunk.t + chunk.n_steps, last.get(key)
+    for chunk in packed_chunks:
+        key = chunk.episode_key or "", chunk.task_id
+        before = last.get(key)
         if before is None:
             beginning, ending = batch.beginnings.get(key), endings.pop(key, None)
             placed[key] = _placed_episode(chunk, beginning, ending)
         elif _follows(chunk, before):
-            placed[key] = placed[key]._replace(end_t=end_t)
+            placed[key] = placed[key]._replace(end_t=_first_t(chunk) + chunk.n_steps)
         else:
             return None
         last[key] = chunk
