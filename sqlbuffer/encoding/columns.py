@@ -184,33 +184,41 @@ def _checked_values(layout: Layout, columns: Mapping[str, Any], casting: Casting
 def _plain_values(layout: Layout, columns: Mapping[str, Any]) -> _Values | None:
     """Return plain arrays that need no cast, in a tenth of the time; None for others."""
     more_names = columns.keys() - layout.specs.keys()
-    if not (_PLAIN <= more_names <= _PLAIN_AND_KEYS) or not layout.specs.keys() <= columns.keys():
+    if not more_names <= _PLAIN_AND_KEYS or not layout.specs.keys() <= columns.keys():
         return None
-    reward, (terminated, truncated) = columns["reward"], (columns[name] for name in FLAGS)
-    if not (type(reward) is type(terminated) is type(truncated) is np.ndarray):
+    reward, terminated, truncated = given = [columns.get(name) for name in ("reward", *FLAGS)]
+    shape = next((array.shape[:1] for array in given if type(array) is np.ndarray), None)
+    dtypes = (_REAL["reward"].dtype, bool, bool)
+    if shape is None or not all(
+        array is None or _is_plain(array, dtype, shape)
+        for array, dtype in zip(given, dtypes, strict=True)
+    ):
         return None
-    shape = reward.shape
-    is_plain = reward.dtype == _REAL["reward"].dtype and terminated.dtype == truncated.dtype == bool
-    if not is_plain or len(shape) != 1 or terminated.shape != shape or truncated.shape != shape:
+    if not all(
+        spec.dtype.kind in "biufc" and _is_plain(columns[name], spec.dtype, (*shape, *spec.shape))
+        for name, spec in layout.specs.items()
+    ):
         return None
-    for name, spec in layout.specs.items():
-        array = columns[name]
-        if type(array) is not np.ndarray or array.dtype != spec.dtype:
+    if reward is not None:
+        # Counting takes a quarter of the time of `all` and `any`.
+        n_reals = np.count_nonzero(np.isfinite(reward))
+        if n_reals < len(reward) or np.count_nonzero(reward.view(np.int64) == _MINUS_ZERO):
             return None
-        if array.shape != (*shape, *spec.shape) or spec.dtype.kind not in "biufc":
-            return None
-    # Counting takes a quarter of the time of `all` and `any`.
-    n_reals = np.count_nonzero(np.isfinite(reward))
-    if n_reals < len(reward) or np.count_nonzero(reward.view(np.int64) == _MINUS_ZERO):
-        return None
+        reward = reward + 0.0
     return _Values(
-        shape[0], {name: columns[name] for name in layout.specs}, reward + 0.0, {},
+        shape[0], {name: columns[name] for name in layout.specs}, reward, {},
         _truths(terminated), _truths(truncated), _NO_PAYLOADS, {},
     )  # fmt: skip
 
 
-def _truths(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _is_plain(array: Any, dtype: Any, shape: tuple[int, ...]) -> bool:
+    return type(array) is np.ndarray and array.dtype == dtype and array.shape == shape
+
+
+def _truths(flags: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
     """Return a copy with no bytes but 0 and 1: a view of other bytes as bool has more of them."""
+    if flags is None:
+        return None
     truths: NDArray[np.bool_] = np.ascontiguousarray(flags).view(np.uint8) != 0
     return truths
 

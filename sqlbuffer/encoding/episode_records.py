@@ -65,6 +65,44 @@ class EpisodeEnd(NamedTuple):
     reward: float | None = None
 
 
+class PlacedEpisode(NamedTuple):
+    """An episode whose steps are stored together with it.
+
+    Attributes:
+        key: The user's id of the episode.
+        task_id: Its task.
+        agent_id: Agent that acts.
+        group_id: Its group.
+        parent_id: The user's id of the episode that it came from.
+        model_version: Version of the model that acts.
+        meta: JSON of the user's values for the episode.
+        attempt: Number of its writer; 0 without one.
+        writer: Random id of the writer.
+        begins: It is made if it is not stored; else only a stored one gets steps.
+        t: Place of the first of the steps.
+        end_t: Place behind the last one.
+        status: The status with which it ends; None: it does not end.
+        reward: The episode's own reward.
+        final_arrays: The observation after its last step, packed.
+    """
+
+    key: str
+    task_id: str
+    agent_id: str
+    group_id: str | None
+    parent_id: str | None
+    model_version: int | None
+    meta: str | None
+    attempt: int
+    writer: str | None
+    begins: bool
+    t: int
+    end_t: int
+    status: str | None
+    reward: float | None
+    final_arrays: bytes | None
+
+
 def encode_meta(
     meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: Casting = "same_kind"
 ) -> str | None:

@@ -399,6 +399,11 @@ def fields_of(values: Sequence[Any], encode: Callable[[Any], bytes]) -> Fields:
     return [NULL if value is None else encode(value) for value in values]
 
 
+def uuid_field(value: str) -> bytes:
+    """Encode a UUID given as text."""
+    return _SIZE(16) + bytes.fromhex(value.replace("-", ""))
+
+
 def uuid_fields(values: Sequence[str]) -> Fields:
     """Encode a column of UUIDs given as text."""
     raw, size = bytes.fromhex("".join(values).replace("-", "")), struct.pack(">i", 16)
@@ -449,6 +454,7 @@ def _parts_of_rows(n: int, head: bytes, columns: Iterable[Fields]) -> Iterator[t
 class Oid(IntEnum):
     """The server's numbers of types."""
 
+    BOOLEAN = 16
     BYTES = 17
     BIGINT = 20
     INTEGER = 23

@@ -26,7 +26,7 @@ from sqlbuffer.display import shown_size
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import buffers, documents
+from sqlbuffer.storage.buffers.tables import documents
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import (
     answer,
@@ -78,11 +78,10 @@ _ALL_UP_TO = _ALL_FROM.where(_D.key < bindparam("behind", type_=Text()))
 _KEYS = select(_D.key).where(_OF_BUFFER, _D.key >= bindparam("first", type_=Text()))
 _KEYS_UP_TO = _KEYS.where(_D.key < bindparam("behind", type_=Text()))
 _HIGHEST, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
-_LOCKED_BUFFER = (
-    select(buffers.c.deletions)
-    .where(buffers.c.id == bindparam("of_buffer", type_=Integer()))
-    .with_for_update(key_share=True)
-)
+_LOCKED_BUFFER = {
+    "sqlite": "SELECT deletions FROM buffers WHERE id = ?",
+    "postgresql": "SELECT deletions FROM buffers WHERE id = %s FOR NO KEY UPDATE",
+}
 # In the order of the keys, so that no two processes that lock several wait for each other. For the
 # driver: SQLAlchemy takes several times as long as SQLite.
 _OF_KEYS_SQLITE = (
@@ -505,11 +504,11 @@ def locked_documents(
     by_key = {key: Document(key, decode(value, None), n) for key, value, n, _ in rows}
     if rows:
         return by_key, rows[0][3]
-    n_deletions: int | None = connection.execute(
-        _LOCKED_BUFFER, {"of_buffer": buffer.info.id}
-    ).scalar_one_or_none()
-    if n_deletions is None:
+    statement = _LOCKED_BUFFER[connection.dialect.name]
+    row = driver_of(connection).execute(statement, (buffer.info.id,)).fetchone()
+    if row is None:
         raise buffer.dropped()
+    n_deletions: int = row[0]
     return by_key, n_deletions
 
 

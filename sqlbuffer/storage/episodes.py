@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
@@ -29,8 +30,9 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, PlacedEpisode
 from sqlbuffer.encoding.records import NAMED_FACTS
 from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError, FieldError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
@@ -310,6 +312,69 @@ _SESSIONS = select(sessions.c.key, sessions.c.id).where(
 NamedFacts = Mapping[str, Mapping[EpisodeKey, str]]
 NONE_NAMED: NamedFacts = {}
 _KEYS_OF_FACTS = dict(zip(NAMED_FACTS, ("group_key", "parent_key"), strict=True))
+
+
+_SQLITE_PUT = (
+    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, group_id, parent_id, model_version, "
+    "meta, attempt, writer, next_t) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING RETURNING id"
+)
+_SQLITE_OF_KEY = (
+    "SELECT id, status, attempt, writer, next_t, group_id, parent_id FROM episodes "
+    "WHERE buffer_id = ? AND key = ? AND task_id = ?"
+)
+
+
+def sqlite_put_episodes(
+    connection: Connection, buffer_id: int, placed: Sequence[PlacedEpisode]
+) -> list[int] | None:
+    """Find or make episodes, and append the places of their new steps; return their numbers.
+
+    None: one of them is not as its writer expects, and nothing was changed. On PostgreSQL the
+    function `sqlbuffer_put_episodes_v1` does so.
+    """
+    driver, ids = driver_of(connection), []
+    made: list[tuple[int]] = []
+    continued: list[tuple[int, int]] = []
+    for episode in placed:
+        key = episode.key, episode.task_id
+        row = None
+        if episode.begins:
+            values = (buffer_id, *episode[:9], episode.end_t)
+            row = driver.execute(_SQLITE_PUT, values).fetchone()
+            made += [row] if row is not None else ()
+        if row is None:
+            row = driver.execute(_SQLITE_OF_KEY, (buffer_id, *key)).fetchone()
+            if row is None or not _is_expected(episode, *row[1:]):
+                driver.executemany("DELETE FROM episodes WHERE id = ?", made)
+                return None
+            continued.append((episode.end_t, row[0]))
+        ids.append(row[0])
+    driver.executemany("UPDATE episodes SET next_t = ? WHERE id = ?", continued)
+    return ids
+
+
+def _is_expected(
+    episode: PlacedEpisode,
+    status: str,
+    attempt: int,
+    writer: str | None,
+    next_t: int,
+    group_id: str | None,
+    parent_id: str | None,
+) -> bool:
+    """Return True if a stored episode takes the steps, and its end if it ends."""
+    if episode.writer is None:
+        is_own = episode.attempt == 0 and attempt <= 1
+    else:
+        is_own = (attempt, writer) == (episode.attempt, episode.writer)
+    return (
+        is_own
+        and next_t == episode.t
+        and (episode.status is None or status == "open")
+        and episode.group_id in (None, group_id)
+        and episode.parent_id in (None, parent_id)
+    )
 
 
 class Keyed(Protocol):
@@ -761,8 +826,16 @@ def _sqlite_end(
     of_endings = {(ending.key, ending.task_id): ending for ending in endings}
     if any(beginnings[key].writer is not None for key in of_endings if key in beginnings):
         locked_episodes(connection, buffer_id, of_endings, beginnings)
-    rows = [
-        {
+    if sqlite_end_open(connection, buffer_id, endings) < len(endings):
+        _check_ends(connection, buffer_id, of_endings)
+
+
+def sqlite_end_open(connection: Connection, buffer_id: int, endings: Sequence[EpisodeEnd]) -> int:
+    """Store the ends of those episodes that are open; return how many there were."""
+    statement, names, constants = _sqlite_end_statement()
+    rows = []
+    for ending in endings:
+        values = {
             "of_buffer": buffer_id,
             "of_key": ending.key,
             "of_task": ending.task_id,
@@ -770,10 +843,15 @@ def _sqlite_end(
             "final_": ending.final_arrays,
             "reward_": ending.reward,
         }
-        for ending in endings
-    ]
-    if connection.execute(_END, rows).rowcount < len(rows):
-        _check_ends(connection, buffer_id, of_endings)
+        rows.append([values[name] if name in values else constants[name] for name in names])
+    return int(driver_of(connection).executemany(statement, rows).rowcount)
+
+
+@cache
+def _sqlite_end_statement() -> tuple[str, Sequence[str], Mapping[str, Any]]:
+    """Return `_END` for the driver: its text, the names of its values in order, and constants."""
+    compiled = _END.compile(dialect=sqlite_dialect())
+    return str(compiled), compiled.positiontup or (), compiled.params
 
 
 def _check_ends(

@@ -33,7 +33,7 @@ from sqlbuffer.storage.retention.sweeps import Sweep
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
-from sqlbuffer.storage.writing.chunks import ChunkWriter
+from sqlbuffer.storage.writing.chunks import STEPS_PER_ROW, ChunkWriter
 from sqlbuffer.storage.writing.rows import RowWriter
 
 if TYPE_CHECKING:
@@ -160,8 +160,10 @@ class BufferStore(OpenBuffer):
 
     def clean(self, n_stored: int, n_updated: int = 0) -> None:
         """Clean after a transaction that has stored steps, or set priorities."""
-        watermark = self.watermark if n_stored else None
-        clean_after_write(self.engine, n_stored + n_updated, 0, watermark)
+        watermark, n_rows, n_bytes = self.watermark if n_stored else None, n_stored, 0
+        if self.info.has_chunks:
+            n_rows, n_bytes = -(-n_stored // STEPS_PER_ROW), n_stored * self.layout.size_bytes
+        clean_after_write(self.engine, n_rows + n_updated, n_bytes, watermark)
         if n_stored:
             self.sweep.wrote()
         self.priorities.clean()

@@ -506,7 +506,8 @@ class ReplayDatasetTrajectory(SlotDataset):
     def _items(self, slots: Ints, ts: Ints, lengths: Ints) -> Items:
         width = int(lengths.max()) if self.slice_by_episode_len else self._most_steps
         counts = lengths if self.slice_by_episode_len else np.full(len(slots), width)
-        cells = self._cells(self.fields, *steps_of(slots, counts))
+        check_known("fields", self.fields, self.replay_buffer.tracks)
+        cells = self.replay_buffer._starts(self.fields, slots, counts)
         columns = {name: padded(values, counts, width) for name, values in cells.items()}
         made = {**self._named(columns), **self._of_episodes(slots)}
         if self.return_episode_lens:

@@ -376,13 +376,15 @@ def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -
             raise MemmapError(
                 f"observation_fields: {name!r} is none of the fields {', '.join(tracks) or 'none'}"
             )
+    # Conditions find the others by the columns of the same name.
+    own = set(own_columns(tracks).values())
     specs = {
         names[name]: FieldSpec(
             names[name],
             track.dtype,
             track.shape,
             _stored_default(track),
-            track.shape == (),
+            track.shape == () and name not in own,
         )
         for name, track in tracks.items()
     }

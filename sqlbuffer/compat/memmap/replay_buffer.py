@@ -1133,6 +1133,12 @@ class ReplayBuffer:
         """
         return self._cells_.read(names, slots, ts, lambda read: self._at_one_moment(read, slots))
 
+    def _starts(self, names: Any, slots: Ints, counts: Ints) -> Mapping[str, NDArray[Any]]:
+        """Return the values of fields in the first steps of slots; see `Cells.read_starts`."""
+        return self._cells_.read_starts(
+            names, slots, counts, lambda read: self._at_one_moment(read, slots)
+        )
+
     def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
         """Return the values of meta fields of slots.
 

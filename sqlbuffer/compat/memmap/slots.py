@@ -31,7 +31,7 @@ from sqlbuffer.buffer import Snapshot, Transaction
 from sqlbuffer.compat.memmap.rows import MetaCoder, RowCoder
 from sqlbuffer.errors import FieldError
 from sqlbuffer.processes import ForkLock, is_alive
-from sqlbuffer.storage.replacing import ReplaceableSteps
+from sqlbuffer.storage.replacing import ReplaceableSteps, StoredSpan
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
@@ -763,7 +763,10 @@ class Cells:
             return {}
 
         def values_in(moment: Moment) -> Columns:
-            values = self._whole(moment, names, keys)
+            values = None
+            # Most cells are in no long runs: to find that out takes less than to find the runs.
+            if len(keys) >= LONG_RUN * (np.count_nonzero(keys[1:] - keys[:-1] != 1) + 1):
+                values = self._whole(moment, names, _runs(keys, self._t))
             return self._single(moment, names, keys) if values is None else values
 
         columns = at_one_moment(values_in)
@@ -797,17 +800,44 @@ class Cells:
             for name, values in columns.items():
                 values[missing[at]] = rows[names[name]]
 
+    def read_starts(
+        self,
+        names: Iterable[str],
+        slots: Ints,
+        counts: Ints,
+        at_one_moment: Callable[[Callable[[Moment], Columns]], Columns],
+    ) -> Columns:
+        """Return the values of fields in the first steps of slots, of one slot after the other.
+
+        Args:
+            names: The fields.
+            slots: The slots, of shape (n,).
+            counts: How many steps of each, at least one.
+            at_one_moment: Calls a function with what to read in.
+
+        Returns:
+            `{name: array of shape (sum of counts, *shape)}`.
+        """
+        names = list(names)
+        lasts = (counts - 1).tolist()
+        runs = [(slot, 0, last) for slot, last in zip(slots.tolist(), lasts, strict=True)]
+
+        def values_in(moment: Moment) -> Columns:
+            values = self._whole(moment, names, runs)
+            if values is not None:
+                return values
+            keys = _rising((slots * self._t).tolist(), counts.tolist())
+            return self._single(moment, names, keys)
+
+        return at_one_moment(values_in) if names else {}
+
     def _whole(
-        self, moment: Moment, names: list[str], keys: Ints
+        self, moment: Moment, names: list[str], runs: list[Run]
     ) -> dict[str, NDArray[Any]] | None:
         """Return the values in cells that are few long runs, or None where they are not, or where a
         step has no row.
         """
-        n_runs = np.count_nonzero(keys[1:] - keys[:-1] != 1) + 1
-        if len(keys) < LONG_RUN * n_runs:
-            return None
-        runs = _runs(keys, self._t)
-        if len(keys) < LONG_RUN * len(runs):
+        if sum([last - first + 1 for _, first, last in runs]) < LONG_RUN * len(runs):
             return None
         shown = moment.of(np.array([slot for slot, _, _ in runs]))
         if any(
@@ -821,12 +851,12 @@ class Cells:
         columns = [None if key is None else self.kept.get(key) for key in cache_keys]
         left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
-            stored = self._stored(moment, [runs[i] for i in left])
+            rows = self._rows_of(moment, [runs[i] for i in left])
             sizes = [last - first + 1 for _, first, last in (runs[i] for i in left)]
-            if len(stored.keys) != sum(sizes):
+            if len(rows) != sum(sizes):
                 return None
             is_kept = self.kept.max_bytes > 0 and any(cache_keys[i] for i in left)
-            fields = self._unpacked(stored.rows, self._rows.names if is_kept else names)
+            fields = self._unpacked(rows, self._rows.names if is_kept else names)
             if not is_kept and len(left) == len(runs):
                 return fields
             ends = np.cumsum(sizes).tolist()
@@ -844,25 +874,39 @@ class Cells:
 
     def _stored(self, moment: Moment | BookChange, runs: list[Run]) -> StoredCells:
         """Return the cells of runs that have a step, in their order."""
+        runs, spans = self._spans(moment, runs)
+        if not spans:
+            return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
+        of_run, ts, first_seqs, counts, records, may_have_changed = zip(*spans, strict=True)
+        rows = np.frombuffer(bytearray(b"").join(records), self._rows.layout.record)
+        firsts = [runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)]
+        stored = StoredCells(_rising(firsts, counts), rows, _rising(first_seqs, counts))
+        if any(may_have_changed):
+            changed_spans = [(seq, seq + n) for seq, n in zip(first_seqs, counts, strict=True)]
+            return self._changed(moment, changed_spans, stored)
+        return stored
+
+    def _rows_of(self, moment: Moment, runs: list[Run]) -> NDArray[Any]:
+        """Return the rows of those cells of runs that have a step."""
+        _, spans = self._spans(moment, runs)
+        if any(may_have_changed for *_, may_have_changed in spans):
+            return self._stored(moment, runs).rows
+        return np.frombuffer(b"".join([span[-2] for span in spans]), self._rows.layout.record)
+
+    def _spans(
+        self, moment: Moment | BookChange, runs: list[Run]
+    ) -> tuple[list[Run], Sequence[StoredSpan]]:
+        """Return those of runs whose slots show an episode, and what is stored of them."""
         size, numbers = self._rows.size, moment.numbers(list(dict.fromkeys(run[0] for run in runs)))
         keys = {slot: self._book.key(number) for slot, number in numbers.items() if number >= 0}
         runs = [run for run in runs if run[0] in keys]
         of_episodes = [(keys[slot], t, last) for slot, t, last in runs]
         steps = self._book.steps
-        stored_spans = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
-        if not stored_spans:
-            return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
-        of_run, ts, first_seqs, counts, records, may_have_changed = zip(*stored_spans, strict=True)
-        for seq, n, raw in zip(first_seqs, counts, records, strict=True):
+        spans = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
+        for _, _, seq, n, raw, _ in spans:
             if raw is None or len(raw) != n * size:
                 raise _damaged(seq)
-        rows = np.frombuffer(bytearray(b"").join(records), self._rows.layout.record)
-        firsts = [runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)]
-        stored = StoredCells(_rising(firsts, counts), rows, _rising(first_seqs, counts))
-        if any(may_have_changed):
-            spans = [(seq, seq + n) for seq, n in zip(first_seqs, counts, strict=True)]
-            return self._changed(moment, spans, stored)
-        return stored
+        return runs, spans
 
     def _changed(
         self, moment: Moment | BookChange, spans: list[tuple[int, int]], stored: StoredCells

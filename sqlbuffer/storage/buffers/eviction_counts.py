@@ -1,12 +1,8 @@
 """How many steps left a buffer, by hour and reason: a row for each process, so that none is hot."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from sqlalchemy import BigInteger, Column, Connection, Table, text
-from sqlalchemy.exc import OperationalError
 
-from sqlbuffer.storage.database.psycopg_later import psycopg
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.schema.metadata import KEY, UUID, buffer_key, metadata
 
@@ -42,13 +38,12 @@ _HOUR = {
     "postgresql": "CAST(floor(extract(epoch FROM clock_timestamp()) / 3600) AS bigint)",
 }
 _ADD = {
-    name: text(
+    "sqlite": (
         "INSERT INTO eviction_counts (buffer_id, hour, reason, writer, n_steps) "
-        f"VALUES (:id, {hour}, :reason, :writer, :n) "
-        "ON CONFLICT (buffer_id, hour, reason, writer) "
+        f"VALUES (?, {_HOUR['sqlite']}, ?, ?, ?) ON CONFLICT (buffer_id, hour, reason, writer) "
         "DO UPDATE SET n_steps = eviction_counts.n_steps + excluded.n_steps"
-    )
-    for name, hour in _HOUR.items()
+    ),
+    "postgresql": "SELECT sqlbuffer_count_evictions_v1(%s::integer, %s, %s::uuid, %s::bigint)",
 }
 _ENDED = f"buffer_id = :id AND writer <> '{FOLDED}' AND hour < {{}} - 1"
 _SUMMED = (
@@ -73,25 +68,8 @@ def count_evictions(
         n_steps: How many; 0 counts nothing.
     """
     if n_steps > 0:
-        values = {"id": buffer_id, "reason": reason, "writer": writer, "n": n_steps}
-        _add(connection, values)
-
-
-def _sqlite_add(connection: Connection, values: Mapping[str, Any]) -> None:
-    connection.execute(_ADD["sqlite"], values)
-
-
-def _postgresql_add(connection: Connection, values: Mapping[str, Any]) -> None:
-    # Deleting must work where the disk has no room for a count.
-    try:
-        with connection.begin_nested():
-            connection.execute(_ADD["postgresql"], values)
-    except OperationalError as error:
-        if not isinstance(error.orig, psycopg.errors.DiskFull):
-            raise
-
-
-_add = by_database(sqlite=_sqlite_add, postgresql=_postgresql_add)
+        values = buffer_id, reason, writer, int(n_steps)
+        driver_of(connection).execute(_ADD[connection.dialect.name], values)
 
 
 def _sqlite_fold(connection: Connection, buffer_id: int) -> None:

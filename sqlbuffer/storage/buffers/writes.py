@@ -153,6 +153,8 @@ class WriteOnce(Generic[T]):
     ) -> Rows:
         """Run one statement in a transaction of its own, and return its rows.
 
+        If it returns a null, it has changed nothing.
+
         Args:
             engine: The engine.
             durability: See `Begin`.
@@ -179,7 +181,10 @@ class WriteOnce(Generic[T]):
             if not isinstance(error, ConnectionLost):  # nothing of this attempt is stored
                 self._in_doubt = was_in_doubt
             raise
-        commits_of(self._url, self._buffer_id).n += 1
+        if rows == [(None,)]:
+            self._in_doubt = was_in_doubt
+        else:
+            commits_of(self._url, self._buffer_id).n += 1
         return rows
 
     def _query(self, notes: bool) -> str | None:

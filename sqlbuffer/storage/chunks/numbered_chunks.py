@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import ChunkColumns, Values
 from sqlbuffer.encoding.columns import reward_array
+from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.messages import share_payloads
 
 _ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
@@ -79,6 +80,34 @@ def _with_default(priorities: Values | None, default: float, n_steps: int) -> Va
         return priorities
     filled = [default if priority is None else priority for priority in priorities]
     return np.array(filled, np.float64)
+
+
+def numbered_from(
+    packed: ChunkColumns,
+    first_seq: int,
+    priority: float | None,
+    episodes: Sequence[PlacedEpisode],
+    ids: Sequence[int],
+) -> NumberedChunks:
+    """Return chunks with consecutive numbers, and with those of their episodes.
+
+    Args:
+        packed: The chunks, of steps without sessions.
+        first_seq: Number of their first step.
+        priority: Priority of steps without a given one.
+        episodes: Their episodes.
+        ids: The number of each episode.
+    """
+    none: list[int | None] = [None] * len(packed)
+    firsts = list(accumulate(packed.column("n_steps")[:-1], initial=first_seq))
+    of_chunks: Sequence[int | None] = none
+    if episodes:
+        of_keys: dict[tuple[str | None, str], int] = {
+            (episode.key, episode.task_id): id_ for episode, id_ in zip(episodes, ids, strict=True)
+        }
+        keys = zip(packed.column("episode_key"), packed.column("task_id"), strict=True)
+        of_chunks = list(map(of_keys.get, keys))
+    return NumberedChunks(packed, firsts, of_chunks, none, priority)
 
 
 def reward_column(chunks: ChunkColumns) -> Sequence[bytes | None]:

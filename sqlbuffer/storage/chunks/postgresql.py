@@ -1,17 +1,18 @@
 """Inserts, reads and evicts chunks on PostgreSQL."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.chunks import ChunkColumns
+from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunks import (
     NumberedChunks,
     fields_json,
     flag_columns,
+    numbered_from,
     payloads_json,
     reward_column,
 )
@@ -25,6 +26,7 @@ from sqlbuffer.storage.dialects import (
     bigint_array_fields,
     bigint_field,
     bool_array_fields,
+    bool_field,
     bytes_field,
     composite_array,
     double_array_fields,
@@ -36,6 +38,7 @@ from sqlbuffer.storage.dialects import (
     number_array,
     text_field,
     time_field,
+    uuid_field,
     uuid_fields,
 )
 
@@ -53,13 +56,14 @@ _INSERT_IDS = (
 
 # Chunks that one call sends: the server holds all of them in memory.
 MOST_BYTES = 2**24
-_TYPE = "packed_chunk_v1"
-_TYPE_OID = "sqlbuffer_packed_chunk_oid"  # in the notes of a connection
-_FIND_TYPE = f"SELECT '{_TYPE}'::regtype::oid"
+_TYPE, _EPISODE_TYPE = "packed_chunk_v1", "packed_episode_v1"
+_TYPE_OIDS = "sqlbuffer_packed_oids"  # in the notes of a connection
+_FIND_TYPES = f"SELECT '{_TYPE}'::regtype::oid, '{_EPISODE_TYPE}'::regtype::oid"
 _INSERT = f"SELECT sqlbuffer_insert_chunks_v1($1::integer, 0, NULL, $2::{_TYPE}[])"
 _STORE = (
     "SELECT first_seq FROM sqlbuffer_store_chunks_v1($1::integer, $2::bigint, "
-    f"$3::double precision, $4::uuid, $5::double precision, $6::boolean, $7::{_TYPE}[])"
+    f"$3::double precision, $4::uuid, $5::double precision, $6::boolean, $7::{_TYPE}[], "
+    f"$8::{_EPISODE_TYPE}[])"
 )
 
 
@@ -97,39 +101,77 @@ def store_chunks(
     connection: Connection,
     buffer_id: int,
     packed: ChunkColumns,
+    episodes: Sequence[PlacedEpisode],
     largest: float | None,
     note: WriteId | None,
 ) -> Statement:
-    """Return the statement that numbers and inserts chunks, and returns the first number.
+    """Return the statement that numbers and inserts chunks.
+
+    It returns the first number; None: an episode is not as it was expected, and nothing is stored.
 
     Args:
         connection: The connection that will run it.
         buffer_id: The buffer.
-        packed: The chunks, of steps without episodes and sessions.
+        packed: The chunks, of steps without sessions.
+        episodes: Their episodes, in the order of their keys.
         largest: The largest given priority of the steps.
         note: The id of the write.
     """
-    *firsts, n_steps = accumulate(packed.column("n_steps"), initial=0)
-    none = [None] * len(packed)
-    numbered = NumberedChunks(packed, firsts, none, none, None)
+    # Both are places, which the server adds to the numbers that it takes.
+    numbered = numbered_from(packed, 0, None, episodes, range(1, len(episodes) + 1))
     values = (
         b"%d" % buffer_id,
-        b"%d" % n_steps,
+        b"%d" % numbered.n_steps,
         None if largest is None else repr(largest).encode(),
         None if note is None else note.write_id.encode(),
         None if note is None else b"%f" % note.keep_s,
         b"t" if note is not None and note.is_repeated else b"f",
         _packed(connection, numbered),
+        _packed_episodes(connection, episodes) if episodes else None,
     )
-    return Statement(_STORE, values, (False,) * 6 + (True,))
+    return Statement(_STORE, values, (False,) * 6 + (True, True))
+
+
+def _type_oids(connection: Connection) -> tuple[int, int]:
+    """Return the numbers of the types of chunks and of episodes."""
+    notes = connection.info
+    if _TYPE_OIDS not in notes:
+        (row,) = run_statement(connection, Statement(_FIND_TYPES))
+        notes[_TYPE_OIDS] = tuple(int(oid or 0) for oid in row)
+    oids: tuple[int, int] = notes[_TYPE_OIDS]
+    return oids
+
+
+_EPISODE_FIELDS: tuple[tuple[Oid, Callable[[Any], bytes]], ...] = (
+    (Oid.TEXT, text_field),
+    (Oid.TEXT, text_field),
+    (Oid.TEXT, text_field),
+    (Oid.TEXT, text_field),
+    (Oid.TEXT, text_field),
+    (Oid.BIGINT, bigint_field),
+    (Oid.JSONB, jsonb_field),
+    (Oid.INTEGER, integer_field),
+    (Oid.UUID, uuid_field),
+    (Oid.BOOLEAN, bool_field),
+    (Oid.BIGINT, bigint_field),
+    (Oid.BIGINT, bigint_field),
+    (Oid.TEXT, text_field),
+    (Oid.DOUBLE, double_field),
+    (Oid.BYTES, bytes_field),
+)  # in the order of the type
+
+
+def _packed_episodes(connection: Connection, episodes: Sequence[PlacedEpisode]) -> bytes:
+    """Return episodes as an array of the server."""
+    columns = [
+        (oid, fields_of(values, encode))
+        for values, (oid, encode) in zip(zip(*episodes, strict=True), _EPISODE_FIELDS, strict=True)
+    ]
+    return composite_array(_type_oids(connection)[1], len(episodes), columns)
 
 
 def _packed(connection: Connection, numbered: NumberedChunks) -> bytes:
     """Return chunks as an array of the server; their numbers are places."""
-    notes = connection.info
-    if _TYPE_OID not in notes:
-        ((oid,),) = run_statement(connection, Statement(_FIND_TYPE))
-        notes[_TYPE_OID] = int(oid or 0)
     packed = numbered.chunks
     flags, times = flag_columns(packed), numbered.inserted_at or [None] * len(packed)
 
@@ -171,7 +213,7 @@ def _packed(connection: Connection, numbered: NumberedChunks) -> bytes:
         (Oid.JSONB, fields_of(list(map(payloads_json, packed.column("payloads"))), jsonb_field)),
         (Oid.BYTES, fields("payload_arrays", bytes_field)),
     ]
-    return composite_array(notes[_TYPE_OID], len(packed), columns)
+    return composite_array(_type_oids(connection)[0], len(packed), columns)
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:

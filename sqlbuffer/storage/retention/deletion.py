@@ -305,10 +305,11 @@ class Deletion:
         def work(connection: Connection) -> int:
             keys = with_tasks(connection, info.id, named)
             if info.has_chunks:
-                removed = remove_episodes(connection, info.id, keys) if keys else []
+                origin = self.buffer.origin
+                removed = remove_episodes(connection, info.id, keys, origin) if keys else []
             else:
                 removed = self._remove_rows_of(connection, keys)
-            self._count(connection, sum(episode.n_steps for episode in removed))
+                self._count(connection, sum(episode.n_steps for episode in removed))
             if open_ := [episode.id for episode in removed if episode.status == "open"]:
                 connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
             return len(removed)

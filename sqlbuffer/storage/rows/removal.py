@@ -34,13 +34,9 @@ _BEGIN_DELETING = (
     "(SELECT low_seq FROM v_windows WHERE buffer_id = buffers.id)"
 )
 _END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
-# Each episode is looked up alone, by its key, with any statistics of the tables.
 _REMOVE_EPISODES = (
-    "SELECT e.id, e.task_id, e.status, e.n_steps, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
-    "FROM unnest(%s::text[], %s::text[]) AS k(key, task) CROSS JOIN LATERAL ("
-    "SELECT x.id, x.task_id, x.status, x.buffer_id, coalesce((SELECT sum(c.n_steps) FROM chunks c "
-    "WHERE c.buffer_id = x.buffer_id AND c.episode_id = x.id), 0) AS n_steps FROM episodes x "
-    "WHERE x.buffer_id = %s AND x.key = k.key AND x.task_id = k.task OFFSET 0) AS e"
+    "SELECT id, task_id, status, n_steps "
+    "FROM sqlbuffer_remove_episodes_v1(%s::integer, %s::text[], %s::text[], %s::uuid)"
 )
 
 
@@ -112,9 +108,16 @@ class RemovedEpisode(NamedTuple):
 
 
 def _sqlite_remove_episodes(
-    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]], origin: str
 ) -> list[RemovedEpisode]:
-    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables."""
+    """Delete the chunks of episodes, and count their steps. A trigger cleans the narrow tables.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        keys: The id and the task of each.
+        origin: The opener that deletes them.
+    """
     driver = driver_of(connection)
     select = (
         "SELECT id, task_id, status FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?"
@@ -127,16 +130,18 @@ def _sqlite_remove_episodes(
         sizes = driver.execute(remove, (buffer_id, id_)).fetchall()
         driver.execute(forget, (buffer_id, task, id_))
         removed.append(RemovedEpisode(id_, task, status, sum(n for (n,) in sizes)))
+    n_steps = sum(episode.n_steps for episode in removed)
+    count_evictions(connection, buffer_id, origin, "deleted", n_steps)
     return removed
 
 
 def _postgresql_remove_episodes(
-    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]], origin: str
 ) -> list[RemovedEpisode]:
     """Delete the chunks of episodes, with the rows of their steps in other tables."""
-    parameters = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
-    removed = driver_of(connection).execute(_REMOVE_EPISODES, parameters).fetchall()
-    return [RemovedEpisode(id_, task, status, int(n)) for id_, task, status, n, _ in removed]
+    parameters = (buffer_id, [key for key, _ in keys], [task for _, task in keys], origin)
+    removed = driver_of(connection).execute(_REMOVE_EPISODES, parameters)
+    return [RemovedEpisode(*row) for row in removed]
 
 
 remove_rows = by_database(sqlite=sqlite_remove_rows, postgresql=_postgresql_remove_rows)

@@ -51,7 +51,7 @@ GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writ
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq, work_items_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_reserve_v1, sqlbuffer_reserve_seqs_v1, sqlbuffer_reserve_steps_v1, sqlbuffer_insert_chunks_v1, sqlbuffer_store_chunks_v1, sqlbuffer_held_ids_v1, sqlbuffer_free_episode_v1, sqlbuffer_end_episodes_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_raise_low_v1, sqlbuffer_leave_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
     sqlbuffer_find_messages_v1, sqlbuffer_add_messages_v1, sqlbuffer_sweep_messages_v1,
-    sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_fold_groups_v1, sqlbuffer_forget_writes_v1, sqlbuffer_trim_changes_v1
+    sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_fold_groups_v1, sqlbuffer_forget_writes_v1, sqlbuffer_count_evictions_v1, sqlbuffer_trim_changes_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- Lets writers clean up after evicted rows; before PostgreSQL 17 only the owner has that right.
 DO $$
@@ -74,7 +74,7 @@ GRANT INSERT, UPDATE (undone), DELETE ON samples TO sqlbuffer_learner;
 {grants}
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq, change_log_id_seq TO sqlbuffer_learner;
-GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_remove_episode_v1, sqlbuffer_evict_chunks_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_remove_v1, sqlbuffer_remove_episodes_v1, sqlbuffer_evict_chunks_v1, sqlbuffer_evict_tasks_v1, sqlbuffer_evict_episodes_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_replace_v1 TO sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_update_priorities_v1, sqlbuffer_summarize_v1, sqlbuffer_hold_v1, sqlbuffer_erase_messages_v1 TO sqlbuffer_learner;
 

@@ -21,7 +21,7 @@ from sqlbuffer.encoding.chunks import (
     select_steps,
     step_numbers,
 )
-from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, PlacedEpisode
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps import StoreResult, is_uuid, uuid7
@@ -31,10 +31,10 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
-from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, share_chunks
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, numbered_from, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
-from sqlbuffer.storage.database.pipelines import Statement
+from sqlbuffer.storage.database.pipelines import Rows, Statement, run_statement
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.transactions import joined_connection
 from sqlbuffer.storage.dialects import by_database
@@ -47,6 +47,8 @@ from sqlbuffer.storage.episodes import (
     episode_ids,
     episodes,
     session_ids,
+    sqlite_end_open,
+    sqlite_put_episodes,
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.messages import whole_payloads
@@ -475,6 +477,8 @@ def insert_batch(
     buffer: OpenBuffer,
     batch: ChunkBatch,
     once: WriteOnce[StoreResult] | None = None,
+    *,
+    episodes: Sequence[PlacedEpisode] | None = None,
 ) -> StoreResult:
     """Insert the steps that the buffer does not hold, all or none, in a transaction.
 
@@ -483,6 +487,7 @@ def insert_batch(
         buffer: The buffer.
         batch: The batch.
         once: Makes the transaction take effect once, if the id of the write must be stored here.
+        episodes: What `_placed_episodes` returned; None: look at each episode.
 
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
@@ -491,6 +496,11 @@ def insert_batch(
     if buffer.info.config.retention.evict_by == "episode":
         # Before rows of episodes, as in evictions and annotations.
         lock_as_writer(connection, buffer.info.id)
+    if episodes is not None and (once is None or not once.must_look()):
+        note = None if once is None else once.note
+        first_seq = _store_placed(connection, buffer.info.id, batch, episodes, note)
+        if first_seq is not None:
+            return _numbered_from(first_seq, buffer, batch)
     return _Insertion(connection, buffer, batch).run(once)
 
 
@@ -807,27 +817,152 @@ def largest_priority(packed_chunks: ChunkColumns) -> float | None:
     )
 
 
-def _sqlite_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
+def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisode] | None:
+    """Return the episodes of steps that depend on nothing else in the buffer; None if they do.
+
+    These episodes are new, or end at the place of the first step. The steps have no sessions,
+    shared messages and ids of the user.
+    """
+    packed_chunks = batch.chunks
+    if (
+        not packed_chunks
+        or buffer.info.config.retention.evict_by == "episode"
+        or packed_chunks.has("session_key")
+        or packed_chunks.has("ids")
+        or (buffer.shares_messages and packed_chunks.has("payloads"))
+        or sum(postgresql.sizes_of(packed_chunks)) > postgresql.MOST_BYTES
+    ):
+        return None
+    return _places_in_episodes(batch)
+
+
+def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
+    """Return the episodes of a batch in the order of their keys.
+
+    None: the batch alone does not say which places of them the steps have.
+    """
+    if not batch.chunks.has("episode_key"):
+        return None if batch.endings else []
+    packed_chunks = [chunk for chunk in batch.chunks if chunk.episode_key is not None]
+    if {chunk.t is None or chunk.steps is not None for chunk in packed_chunks} != {False}:
+        return None
+    endings = {(ending.key, ending.task_id): ending for ending in batch.endings}
+    placed: dict[EpisodeKey, PlacedEpisode] = {}
+    last: dict[EpisodeKey, PackedChunk] = {}
+    for chunk in packed_chunks:
+        key = chunk.episode_key or "", chunk.task_id
+        before = last.get(key)
+        if before is None:
+            beginning, ending = batch.beginnings.get(key), endings.pop(key, None)
+            placed[key] = _placed_episode(chunk, beginning, ending)
+        elif _follows(chunk, before):
+            placed[key] = placed[key]._replace(end_t=_first_t(chunk) + chunk.n_steps)
+        else:
+            return None
+        last[key] = chunk
+    is_ended = all(one.status is None or one.attempt for one in placed.values())
+    return [placed[key] for key in sorted(placed)] if is_ended and not endings else None
+
+
+def _follows(chunk: PackedChunk, before: PackedChunk) -> bool:
+    """Return True for a chunk of consecutive steps that follows another one in its episode."""
+    names = chunk.group_key, chunk.parent_key
+    return (
+        chunk.t == (before.t or 0) + before.n_steps
+        and (chunk.makes_steps or chunk.step >= before.step + before.n_steps - 1)
+        and names == (before.group_key, before.parent_key)
+    )
+
+
+def _placed_episode(
+    chunk: PackedChunk, beginning: EpisodeStart | None, ending: EpisodeEnd | None
+) -> PlacedEpisode:
+    """Return the episode of a chunk with its first new steps."""
+    group, parent, t = chunk.group_key, chunk.parent_key, _first_t(chunk)
+    meta, attempt, writer, is_of_item = None, 0, None, False
+    if beginning is not None:
+        meta, attempt, writer = beginning.meta, beginning.attempt, beginning.writer
+        is_of_item = beginning.item_id is not None
+        group, parent = beginning.group_id or group, beginning.parent_id or parent
+    status, reward, final = (None, None, None)
+    if ending is not None:
+        status, reward, final = ending.status, ending.reward, ending.final_arrays
+    return PlacedEpisode(
+        chunk.episode_key or "", chunk.task_id, chunk.agent_id, group, parent, chunk.model_version,
+        meta, attempt, writer, t == 0 and not is_of_item, t, t + chunk.n_steps, status, reward,
+        final,
+    )  # fmt: skip
+
+
+def _sqlite_store_placed(
+    connection: Connection,
+    buffer_id: int,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
+    note: WriteId | None,
+) -> int | None:
+    """Store a batch whose episodes are as their writers expect; return the first number.
+
+    None: an episode is not, and nothing is stored.
+    """
+    ids = sqlite_put_episodes(connection, buffer_id, episodes)
+    if ids is None:
+        return None
+    largest = largest_priority(batch.chunks)
+    first_seq, priority = reserve_steps(connection, buffer_id, batch.n_steps, largest, note)
+    numbered = numbered_from(batch.chunks, first_seq, priority, episodes, ids)
+    insert_numbered(connection, buffer_id, numbered)
+    after_chunks(connection, buffer_id, numbered)
+    if batch.endings:
+        sqlite_end_open(connection, buffer_id, batch.endings)
+    return first_seq
+
+
+def _postgresql_store_placed(
+    connection: Connection,
+    buffer_id: int,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
+    note: WriteId | None,
+) -> int | None:
+    statement = _store_statement(connection, buffer_id, batch, episodes, note)
+    return _first_seq(run_statement(connection, statement))
+
+
+_store_placed = by_database(sqlite=_sqlite_store_placed, postgresql=_postgresql_store_placed)
+
+
+def _store_statement(
+    connection: Connection,
+    buffer_id: int,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
+    note: WriteId | None,
+) -> Statement:
+    largest = largest_priority(batch.chunks)
+    return postgresql.store_chunks(connection, buffer_id, batch.chunks, episodes, largest, note)
+
+
+def _first_seq(rows: Rows) -> int | None:
+    ((first_seq,),) = rows
+    return None if first_seq is None else int(first_seq)
+
+
+def _numbered_from(first_seq: int, buffer: OpenBuffer, batch: ChunkBatch) -> StoreResult:
+    """Return the result of a batch of steps that were all new."""
+    outcomes = StepOutcomes(buffer.layout, batch.chunks)
+    outcomes.number(first_seq)
+    return outcomes.result(batch.order)
+
+
+def _sqlite_is_alone(engine: Engine) -> bool:
     """Return False: a file takes no round trips."""
     return False
 
 
-def _postgresql_is_alone(engine: Engine, buffer: OpenBuffer, batch: ChunkBatch) -> bool:
-    """Return True for steps that depend on nothing in the buffer: one statement stores them.
-
-    They have no episodes, sessions, shared messages and ids of the user.
-    """
-    packed_chunks = batch.chunks
-    return (
-        bool(packed_chunks)
-        and batch.whole is None
-        and not batch.endings
-        and buffer.info.config.retention.evict_by != "episode"
-        and not any(map(packed_chunks.has, ("episode_key", "session_key", "ids")))
-        and not (buffer.shares_messages and packed_chunks.has("payloads"))
-        and sum(postgresql.sizes_of(packed_chunks)) <= postgresql.MOST_BYTES
-        and joined_connection(engine) is None
-    )
+def _postgresql_is_alone(engine: Engine) -> bool:
+    """Return True for a write that is not part of another transaction."""
+    return joined_connection(engine) is None
 
 
 _is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
@@ -849,18 +984,18 @@ _prepare = by_database(sqlite=_sqlite_prepare, postgresql=_postgresql_prepare)
 
 
 def _store_alone(
-    buffer: OpenBuffer, batch: ChunkBatch, once: WriteOnce[StoreResult]
-) -> StoreResult:
-    """Store steps that depend on nothing in the buffer; see `WriteOnce.run_alone`."""
-    largest = largest_priority(batch.chunks)
+    buffer: OpenBuffer,
+    batch: ChunkBatch,
+    episodes: Sequence[PlacedEpisode],
+    once: WriteOnce[StoreResult],
+) -> StoreResult | None:
+    """Store a batch as `_store_placed` does, in one round trip; see `WriteOnce.run_alone`."""
 
     def make(connection: Connection, note: WriteId | None) -> Statement:
-        return postgresql.store_chunks(connection, buffer.info.id, batch.chunks, largest, note)
+        return _store_statement(connection, buffer.info.id, batch, episodes, note)
 
-    ((first_seq,),) = once.run_alone(buffer.engine, buffer.options.durability, make)
-    outcomes = StepOutcomes(buffer.layout, batch.chunks)
-    outcomes.number(int(first_seq or 0))
-    return outcomes.result(batch.order)
+    first_seq = _first_seq(once.run_alone(buffer.engine, buffer.options.durability, make))
+    return None if first_seq is None else _numbered_from(first_seq, buffer, batch)
 
 
 T = TypeVar("T")
@@ -907,13 +1042,17 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = once or buffer.once(), buffer.options.durability
-        is_alone = _is_alone(buffer.engine, buffer, batch)
-        insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+        episodes, is_alone = _placed_episodes(buffer, batch), _is_alone(buffer.engine)
         _prepare(buffer.engine, buffer, batch.chunks)
 
         def attempt() -> StoreResult:
-            if is_alone and not once.must_look():
-                return _store_alone(buffer, batch, once)
+            nonlocal episodes
+            if episodes is not None and is_alone and not once.must_look():
+                result = _store_alone(buffer, batch, episodes, once)
+                if result is not None:
+                    return result
+                episodes = None
+            insert = partial(insert_batch, buffer=buffer, batch=batch, once=once, episodes=episodes)
             return once.run(buffer.engine, durability, insert, notes=bool(batch.chunks))
 
         result = buffer.with_retries(attempt)
@@ -940,7 +1079,11 @@ class ChunkWriter:
         self._pacer.before_insert(n_steps)
 
         def inserting(connection: Connection) -> T:
-            return work(connection, partial(insert_batch, connection, buffer))
+            def insert(batch: ChunkBatch) -> StoreResult:
+                episodes = _placed_episodes(buffer, batch)
+                return insert_batch(connection, buffer, batch, episodes=episodes)
+
+            return work(connection, insert)
 
         result = buffer.write(inserting)
         n_rows = -(-n_steps // STEPS_PER_ROW)

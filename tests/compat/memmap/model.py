@@ -176,6 +176,10 @@ class Model:
     def _cells(self, names: Sequence[str], slots: Any, ts: Any) -> dict[str, Any]:
         return {name: self.data[name][slots, ts] for name in names}
 
+    def _starts(self, names: Sequence[str], slots: Any, counts: Any) -> dict[str, Any]:
+        places = [(slot, t) for slot, n in zip(slots, counts, strict=True) for t in range(n)]
+        return self._cells(names, *np.array(places, int).reshape(-1, 2).T)
+
     def _meta(self, names: Sequence[str], slots: Any) -> dict[str, Any]:
         return {name: self.meta_data[name][slots] for name in names}
 

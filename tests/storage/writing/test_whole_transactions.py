@@ -1,13 +1,17 @@
 """Steps that a server stores in one round trip are those that a transaction of several stores."""
 
+import threading
+
 import numpy as np
+import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageBusyError
+from sqlbuffer.errors import BufferNotFoundError, FieldError, SQLBufferError, StorageBusyError
 from sqlbuffer.storage.buffers import writes
 from sqlbuffer.storage.database import transactions
+from sqlbuffer.storage.writing import chunks
 from tests.support.sql import connected, run, scalar
 
 FIELDS = {
@@ -144,3 +148,122 @@ def test_a_batch_larger_than_one_call_to_the_server_is_stored_as_a_whole(url):
         assert buffer.extend({"x": values}).inserted == 40
         held = np.array([row.fields["x"] for row in buffer.get_all()])
         assert (held == values).all()
+
+
+EPISODES = (
+    "SELECT e.key, e.task_id, e.agent_id, e.group_id, e.parent_id, e.status, e.length, e.reward, "
+    'e."return", e.first_seq, e.last_seq, e.model_version, CAST(e.meta AS text), e.final_arrays, '
+    "e.next_t, e.is_implied, e.attempt, e.ended_at IS NULL, r.length, r.first_seq, r.last_seq, "
+    'r."return", r.group_id FROM episodes e JOIN buffers b ON b.id = e.buffer_id '
+    "LEFT JOIN rollout_stats r ON r.buffer_id = b.id AND r.task_id = e.task_id "
+    "AND r.episode_id = e.id WHERE b.name = :name ORDER BY e.key, e.task_id"
+)
+STEPS = (
+    "SELECT e.key, k.t, k.first_seq, k.n_steps, k.step, k.agent_id, d.records FROM chunks k "
+    "JOIN chunk_data d ON d.buffer_id = k.buffer_id AND d.first_seq = k.first_seq "
+    "JOIN buffers b ON b.id = k.buffer_id LEFT JOIN episodes e ON e.id = k.episode_id "
+    "WHERE b.name = :name ORDER BY k.first_seq"
+)
+
+
+def some_calls(rng):
+    """Return calls that store episodes, some of which are stored already, or end in another way."""
+    calls, keys = [], [f"e{k}" for k in range(8)]
+    for _ in range(40):
+        key, n = str(rng.choice(keys)), int(rng.integers(1, 600))
+        columns = {"x": rng.integers(0, 9, n), "reward": rng.normal(size=n)}
+        if rng.random() < 0.5:
+            columns["terminated"] = np.arange(n) == n - 1
+        options = {}
+        if rng.random() < 0.4:
+            options["group_id"] = str(rng.choice(["g", "h"]))
+        if rng.random() < 0.3:
+            options["parent_id"] = "e9"
+        whole = {**options, "agent_id": "a", "model_version": 3}
+        if rng.random() < 0.3:
+            whole["episode_reward"] = 2.5
+        steps = {"episode_id": key, "task_id": "t", **options}
+        continued = {"step": np.arange(n)} if rng.random() < 0.3 else {}
+        calls += [
+            ("store_episode", columns, {"episode_id": key, "task_id": "t", **whole, "note": 1}),
+            ("extend", columns, steps | continued),
+            ("writer", columns, {"episode_id": f"{key}/{rng.integers(3)}", "task_id": "t"}),
+            ("end_episode", key, {"task_id": "t", "status": "complete"}),
+            ("extend", columns, {}),
+        ]
+    return [calls[i] for i in rng.permutation(len(calls))[:80]]
+
+
+def outcome_of(buffer, name, given, options):
+    """Return the result of a call, or its error."""
+    try:
+        if name == "writer":
+            with buffer.episode(**options, resume=True) as episode:
+                for i in range(min(len(given["x"]), 20)):
+                    episode.append(x=given["x"][i], reward=given["reward"][i])
+                buffer.flush()
+                episode.append(x=1)
+            return None
+        result = getattr(buffer, name)(given, **options)
+    except SQLBufferError as error:
+        return type(error), str(error).replace(buffer.name, "")
+    return result and (result, getattr(result, "seqs", np.empty(0)).tolist())
+
+
+@pytest.mark.parametrize("capacity", [None, 3_000])
+def test_an_episode_at_once_is_that_of_single_statements(buffer_url, monkeypatch, capacity):
+    calls = some_calls(np.random.default_rng(11))
+    outcomes, tables, find = {}, {}, chunks._placed_episodes
+    n_at_once = 0
+
+    def placed(*arguments):
+        nonlocal n_at_once
+        episodes = find(*arguments)
+        n_at_once += bool(episodes)
+        return episodes
+
+    for name, look in (("at once", placed), ("single", lambda *_: None)):
+        monkeypatch.setattr(chunks, "_placed_episodes", look)
+        settings = {"fields": {"x": "int64"}, "max_capacity": capacity}
+        with ReplayBuffer(buffer_url, name=name, **settings) as buffer:
+            outcomes[name] = [outcome_of(buffer, *call) for call in calls]
+        tables[name] = [run(buffer_url, query, name=name) for query in (EPISODES, STEPS)]
+    assert n_at_once > 20
+    assert outcomes["at once"] == outcomes["single"]
+    assert tables["at once"] == tables["single"]
+
+
+@pytest.mark.parametrize("cuts", [["before"], ["after"], ["before", "after", "after", "before"]])
+def test_an_episode_whose_connection_is_cut_is_stored_once(url, proxy, cuts):
+    with ReplayBuffer(proxy.url, fields={"x": "int64"}) as buffer:
+        buffer.store_episode({"x": [1, 2]})
+        proxy.cuts = list(cuts)
+        stored = buffer.store_episode({"x": [3, 4, 5]}, episode_id="e", episode_reward=1.5)
+        assert proxy.n_cut == len(cuts)
+        assert (stored.inserted, stored.duplicates, len(buffer)) == (3, 0, 5)
+        again = buffer.store_episode({"x": [3, 4, 5]}, episode_id="e", episode_reward=1.5)
+        assert (again.inserted, again.duplicates) == (0, 3)
+    query = "SELECT key, status, length, reward FROM episodes WHERE key = 'e'"
+    assert run(url, query) == [("e", "complete", 3, 1.5)]
+
+
+def test_an_episode_takes_one_round_trip(url, monkeypatch):
+    waits, wait = [], psycopg.Connection.wait
+
+    def counted(self, *arguments, **options):
+        waits.append(threading.get_ident())
+        return wait(self, *arguments, **options)
+
+    with ReplayBuffer(url, fields={"x": "int64"}, max_capacity=2_000) as buffer:
+        calls = (
+            lambda: buffer.store_episode({"x": np.arange(1_000)}),
+            lambda: buffer.extend({"x": np.arange(1_000)}),
+        )
+        for call in calls:
+            call()
+            monkeypatch.setattr(psycopg.Connection, "wait", counted)
+            waits.clear()
+            call()
+            monkeypatch.undo()
+            # The other one returns the connection to the pool, and sends nothing.
+            assert waits.count(threading.get_ident()) <= 2

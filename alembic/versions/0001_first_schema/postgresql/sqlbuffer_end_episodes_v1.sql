@@ -9,7 +9,7 @@ DECLARE
     p record;
 BEGIN
     FOR p IN
-        SELECT e.id, e.status, e.attempt, e.writer, e.next_t, e.task_id, e.reward AS stored_reward, e.verdicts IS NOT NULL AS is_judged, g.place, g.new_status, g.reward, g.final, g.its_attempt, g.its_writer
+        SELECT e.id, e.status, e.attempt, e.writer, e.reward AS stored_reward, e.verdicts IS NOT NULL AS is_judged, g.place, g.new_status, g.reward, g.final, g.its_attempt, g.its_writer
         FROM episodes e
         JOIN unnest(p_keys, p_tasks, p_statuses, p_rewards, p_finals, p_attempts, p_writers) WITH ORDINALITY
             AS g(key, task_id, new_status, reward, final, its_attempt, its_writer, place) ON g.key = e.key AND g.task_id = e.task_id
@@ -29,14 +29,7 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
-        UPDATE episodes e
-        SET status = p.new_status, reward = CASE WHEN e.verdicts IS NULL THEN coalesce(p.reward, e.reward) ELSE e.reward END, final_arrays = coalesce(p.final, e.final_arrays), is_implied = false, ended_at = now(),
-            "return" = r."return", first_seq = r.first_seq, last_seq = r.last_seq,
-            length = CASE WHEN p.next_t > 0 THEN p.next_t ELSE coalesce(
-                (SELECT max(x.t) + 1 FROM experiences x WHERE x.buffer_id = p_buffer_id AND x.episode_id = p.id), r.length, 0) END
-        FROM (SELECT 1) AS one
-        LEFT JOIN rollout_stats r ON r.buffer_id = p_buffer_id AND r.task_id = p.task_id AND r.episode_id = p.id
-        WHERE e.id = p.id;
+        PERFORM sqlbuffer_end_episode_v1(p_buffer_id, p.id, p.new_status, p.reward, p.final);
     END LOOP;
 END
 $$
