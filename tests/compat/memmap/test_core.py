@@ -48,6 +48,21 @@ def test_the_core_reads_and_samples_what_the_adapter_stored(make, native):
     assert [len(rows) for rows in core.sample_tasks(2)] in ([3, 2], [2, 3])
 
 
+def test_conditions_of_the_core_find_rewards_flags_and_other_numbers(make, native, buffer_url):
+    fields = {"reward": "float", "terminated": "bool", "level": "int"}
+    buffer = make(fields=fields)
+    buffer.store_episode(reward=[1, 2, 4], terminated=[False, False, True], level=[7, 8, 9])
+    core = native()
+    for condition in (
+        QueryBuilder().gte("reward_t", 3),
+        QueryBuilder().eq("terminated", True),
+        QueryBuilder().eq("level", 9),
+    ):
+        assert [row.exp_meta.step for row in core.sample(1, condition=condition.build())] == [2]
+        assert core.size(condition.build()) == 1
+    assert scalar(buffer_url, "SELECT CAST(fields AS text) FROM chunks").count("[") == 1
+
+
 def test_transitions_need_observation_fields_and_the_constructor_names_them(make, native):
     fields = {"state": ("float", 2), "reward": "float", "terminated": "bool"}
     make(fields=fields)
