@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -32,7 +31,14 @@ from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout
-from sqlbuffer.storage.schema.expressions import BooleanList, IdList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.expressions import (
+    BooleanList,
+    IdList,
+    IntegerList,
+    Json,
+    RealList,
+    listed,
+)
 from sqlbuffer.storage.schema.metadata import OVERLAYS
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
@@ -100,7 +106,7 @@ _FORMS: tuple[tuple[type[Any], str], ...] = (
     (IntegerList, "integers"),
     (RealList, "reals"),
     (BooleanList, "flags"),
-    (JSON, "json"),
+    (Json, "json"),
     (Uuid, "uuid"),
     (DateTime, "time"),
     (Boolean, "flag"),

@@ -11,7 +11,9 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import orjson
+import sqlalchemy
 from sqlalchemy import (
+    TIMESTAMP,
     BigInteger,
     Boolean,
     Column,
@@ -28,12 +30,12 @@ from sqlalchemy import (
     false,
     literal,
 )
-from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.schema.expressions import (
     BooleanList,
     IdList,
     IntegerList,
+    Json,
     RealList,
     TransactionId,
     current_transaction_id,
@@ -52,10 +54,10 @@ metadata = MetaData(
 
 # Byte order everywhere, with any locale of the database.
 KEY = Text().with_variant(Text(collation="C"), "postgresql")
-JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
-JSON_TEXT = Text().with_variant(postgresql.JSON(), "postgresql")
-UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
-TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+JSON = Json()
+JSON_TEXT = Text().with_variant(sqlalchemy.JSON(), "postgresql")
+UUID = Text().with_variant(sqlalchemy.UUID(as_uuid=False), "postgresql")
+TIME = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 XID = BigInteger().with_variant(TransactionId(), "postgresql")
