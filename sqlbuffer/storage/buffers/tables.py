@@ -28,6 +28,7 @@ from sqlbuffer.storage.schema.metadata import (
     buffer_key,
     flag_column,
     metadata,
+    partial_index,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 
@@ -283,21 +284,19 @@ Index(
 Index(
     None, experiences.c.buffer_id, experiences.c.task_id, experiences.c.agent_id, experiences.c.step
 )
-Index(
+partial_index(
     "uq_experiences_buffer_id_id",
     experiences.c.buffer_id,
     experiences.c.id,
     unique=True,
-    sqlite_where=experiences.c.id.is_not(None),
-    postgresql_where=experiences.c.id.is_not(None),
+    where=experiences.c.id.is_not(None),
 )
-Index(
+partial_index(
     "ix_experiences_buffer_id_episode_id_t",
     experiences.c.buffer_id,
     experiences.c.episode_id,
     experiences.c.t,
-    sqlite_where=experiences.c.episode_id.is_not(None),
-    postgresql_where=experiences.c.episode_id.is_not(None),
+    where=experiences.c.episode_id.is_not(None),
 )
 
 # Ids of the latest writes, so that a call that lost its connection finds out if its write was

@@ -32,6 +32,7 @@ from sqlbuffer.storage.schema.metadata import (
     index_transactions,
     metadata,
     overlay_table,
+    partial_index,
     seq_key,
     transaction_id,
 )
@@ -115,21 +116,19 @@ Index(
     info=SQLITE_ONLY,
 ).ddl_if(dialect="sqlite")
 Index("uq_chunks_buffer_id_id", chunks.c.buffer_id, chunks.c.id, unique=True)
-Index(
+partial_index(
     "ix_chunks_buffer_id_episode_id_t",
     chunks.c.buffer_id,
     chunks.c.episode_id,
     chunks.c.t,
-    sqlite_where=chunks.c.episode_id.is_not(None),
-    postgresql_where=chunks.c.episode_id.is_not(None),
+    where=chunks.c.episode_id.is_not(None),
 )
 # For draws of transitions, which a step without an episode does not have.
-Index(
+partial_index(
     "ix_chunks_buffer_id_first_seq_no_episode",
     chunks.c.buffer_id,
     chunks.c.first_seq,
-    sqlite_where=chunks.c.episode_id.is_(None),
-    postgresql_where=chunks.c.episode_id.is_(None),
+    where=chunks.c.episode_id.is_(None),
 )
 
 # A table without triggers: those of PostgreSQL copy whole rows.

@@ -17,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
@@ -24,12 +25,15 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
     bindparam,
     cast,
     delete,
     false,
     literal,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex
 
 from sqlbuffer.storage.schema.expressions import (
     BooleanList,
@@ -106,6 +110,25 @@ def index_transactions(table: Table) -> None:
     column = table.c
     name = f"ix_{table.name}_buffer_id_xid"
     Index(name, column.buffer_id, column.xid, sqlite_where=column.xid.is_not(None))
+
+
+def partial_index(
+    name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
+) -> None:
+    """Add an index of the rows for which a condition is true.
+
+    SQLAlchemy's parameter for the condition would import the dialect of PostgreSQL.
+    """
+    Index(name, *columns, unique=unique, info={"where": where})
+
+
+@compiles(CreateIndex, "postgresql", "sqlite")
+def _create_index(element: CreateIndex, compiler: Any, **kw: Any) -> str:
+    index: Index = element.element
+    if "where" in index.info:
+        index.dialect_options[compiler.dialect.name]["where"] = index.info["where"]
+    created: str = compiler.visit_create_index(element, **kw)
+    return created
 
 
 def json_parameter(name: str) -> Any:
