@@ -8,14 +8,14 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 
 
 def run(connection: Connection) -> None:
     context.configure(
         connection=connection,
-        target_metadata=metadata,
+        target_metadata=whole_metadata(),
         version_table=VERSION_TABLE,
         include_object=is_of_the_model,
     )
@@ -30,7 +30,7 @@ def print_sql(dialect: str) -> None:
         dialect_opts={"paramstyle": "named"},
         literal_binds=True,
         transactional_ddl=True,
-        target_metadata=metadata,
+        target_metadata=whole_metadata(),
         version_table=VERSION_TABLE,
     )
     with context.begin_transaction():

@@ -82,7 +82,6 @@ from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.spaces import Spaces, gymnasium_package
-from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps import (
     Batch,
     DataRow,
@@ -98,7 +97,6 @@ from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.engine import log_default
 from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
 
 if TYPE_CHECKING:
@@ -119,6 +117,7 @@ if TYPE_CHECKING:
     from sqlbuffer.loading.plans import BatchSource
     from sqlbuffer.loading.ranks import Shard
     from sqlbuffer.mirror.buffer_mirror import Mirror
+    from sqlbuffer.stats import Removed, Stats
     from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
     from sqlbuffer.storage.leases.choosing import (
@@ -2688,6 +2687,8 @@ class ReplayBuffer:
             >>> len(buffer)
             4
         """
+        from sqlbuffer.storage.retention.eviction import resize_buffer
+
         changes: dict[str, Any] = {
             name: None
             if value is None

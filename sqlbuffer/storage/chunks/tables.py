@@ -28,7 +28,6 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
-    flag_column,
     index_transactions,
     metadata,
     overlay_table,
@@ -224,9 +223,6 @@ replaced_steps = Table(
     info={"learner_may": "INSERT, UPDATE, DELETE", "is_vacuumed": True},
 )
 
-flag_column("has_chunks", "its steps are in chunks, and not in experiences")
-flag_column("has_step_ids", "steps of chunks may have a row in step_ids")
-flag_column("has_deleted", "steps of chunks may have a row in deleted_steps")
 
 # Records of steps whose bytes were replaced in place.
 payload_changes = overlay_table(
@@ -241,5 +237,4 @@ payload_changes = overlay_table(
         comment="time of the last change",
     ),
     flag="has_changes",
-    flag_comment="rows may have a row in payload_changes",
 )

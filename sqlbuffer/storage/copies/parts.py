@@ -39,7 +39,7 @@ from sqlbuffer.storage.schema.expressions import (
     RealList,
     listed,
 )
-from sqlbuffer.storage.schema.metadata import OVERLAYS
+from sqlbuffer.storage.schema.metadata import overlays
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")
@@ -215,8 +215,7 @@ def step_tables(steps: StepLayout) -> tuple[CopiedTable, ...]:
 @lru_cache(maxsize=1)
 def overlay_tables() -> tuple[CopiedTable, ...]:
     """Return the overlay tables, whose rows belong to single steps of either layout."""
-    overlays = sorted(OVERLAYS.items())
-    return tuple(_described(overlay.table, "seq", overlay.flag) for _, overlay in overlays)
+    return tuple(_described(overlay.table, "seq", overlay.flag) for overlay in overlays().values())
 
 
 @lru_cache(maxsize=1)

@@ -73,7 +73,6 @@ queue_items = overlay_table(
         comment="when the row was written",
     ),
     flag="has_queue",
-    flag_comment="rows may have a row in queue_items",
     learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
 )
 Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
