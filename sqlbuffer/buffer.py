@@ -1,7 +1,7 @@
 """`ReplayBuffer`, the main class of the library.
 
-Modules that not every process needs are imported by the methods that call them: copies, leases,
-loaders, mirrors. Whoever opens a buffer does not wait for them.
+Modules that not every process needs are imported by the methods that call them: writing, draws,
+copies, leases, loaders, mirrors. Whoever opens a buffer does not wait for them.
 """
 
 from __future__ import annotations
@@ -312,7 +312,8 @@ class ReplayBuffer:
             >>> buffer.close()
         """
         try:
-            self._writer.flush()
+            if "_writer" in vars(self):  # else no step waits
+                self._writer.flush()
         finally:
             self._store.close()
 

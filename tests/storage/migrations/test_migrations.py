@@ -1,6 +1,8 @@
 """The migrations make what the models say, and can go there and back."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,18 @@ def test_alembic_finds_no_difference_between_migrations_and_models(buffer_url):
             },
         )
         assert compare_metadata(context, whole_metadata()) == []
+
+
+def test_a_process_that_imports_the_metadata_alone_knows_every_table(sqlite_url):
+    ReplayBuffer(sqlite_url).close()
+    code = (
+        "from sqlbuffer.storage.schema.metadata import whole_metadata; "
+        "print(*whole_metadata().tables)"
+    )
+    known = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    with connected(sqlite_url) as connection:
+        tables = set(inspect(connection).get_table_names()) - {migrate.VERSION_TABLE}
+    assert set(known.stdout.split()) == tables
 
 
 @pytest.mark.thorough
