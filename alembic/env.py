@@ -4,18 +4,18 @@ Offline, print their SQL.
 """
 
 from alembic import context
-from sqlalchemy import Connection
+from sqlalchemy import Connection, MetaData
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import metadata, whole_metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 
 
-def run(connection: Connection) -> None:
+def run(connection: Connection, models: MetaData) -> None:
     context.configure(
         connection=connection,
-        target_metadata=metadata,
+        target_metadata=models,
         version_table=VERSION_TABLE,
         include_object=is_of_the_model,
     )
@@ -42,7 +42,7 @@ if context.is_offline_mode():
     named = context.config.attributes.get("dialect")
     print_sql(named or resolve_url(None).get_backend_name())
 elif handed_over is not None:
-    run(handed_over)
+    run(handed_over, metadata)  # of which a migration reads the naming convention alone
 else:
     with engine_for(resolve_url(None)).begin() as own:
-        run(own)
+        run(own, whole_metadata())

@@ -1,7 +1,7 @@
 """`ReplayBuffer`, the main class of the library.
 
-Modules that not every process needs are imported by the methods that call them: copies, leases,
-loaders, mirrors. Whoever opens a buffer does not wait for them.
+Modules that not every process needs are imported by the methods that call them: writing, draws,
+copies, leases, loaders, mirrors. Whoever opens a buffer does not wait for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -72,24 +72,16 @@ from sqlbuffer.config import (
     with_settings,
 )
 from sqlbuffer.encoding.columns import decode_step
-from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
-from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
-from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
-from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
-from sqlbuffer.front.row_batch import LoggedBatch, TaskList, logged_batch
-from sqlbuffer.front.row_changes import RowChanges
-from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
-from sqlbuffer.front.writing import StepWriter
+from sqlbuffer.processes import late_part
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.spaces import Spaces, gymnasium_package
-from sqlbuffer.stats import Removed, Stats
 from sqlbuffer.steps import (
     Batch,
     DataRow,
@@ -105,27 +97,28 @@ from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.engine import log_default
 from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.documents import (
-    Document,
-    Documents,
-    checked_keys,
-    locked_documents,
-    read_at_once,
-)
-from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.vector_writer import MAX_ENVS, VectorWriter
 
 if TYPE_CHECKING:
     from sqlbuffer.copying import CopyReport, OnProgress
+    from sqlbuffer.encoding.episode_records import EpisodeStart
+    from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.front.checkpoints import Checkpoints
+    from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
     from sqlbuffer.front.leasing import Lease, LeasedBatch, Leasing
+    from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader
+    from sqlbuffer.front.row_batch import LoggedBatch, TaskList
+    from sqlbuffer.front.row_changes import RowChanges
+    from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
     from sqlbuffer.front.work import Work
+    from sqlbuffer.front.writing import StepWriter
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
     from sqlbuffer.loading.plans import BatchSource
     from sqlbuffer.loading.ranks import Shard
     from sqlbuffer.mirror.buffer_mirror import Mirror
+    from sqlbuffer.stats import Removed, Stats
+    from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
     from sqlbuffer.storage.leases.choosing import (
         GroupBy,
@@ -135,6 +128,7 @@ if TYPE_CHECKING:
         OnPartial,
         Order,
     )
+    from sqlbuffer.vector_writer import VectorWriter
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
@@ -210,32 +204,65 @@ class ReplayBuffer:
         store = BufferStore.open(url, name, config, create=create, options=connection)
         if url is None:
             log_default(store.url, name)
+        self._store, self._rebuilders = store, rebuilders
         self._types = (state_type, action_type)
-        self._compose(store, rebuilders)
-
-    def _compose(self, store: BufferStore, rebuilders: Rebuilders) -> None:
-        self._store = store
         # The session that this object started, here or in the process that it was pickled in.
         self._own_session: str | None = None
-        self._conditions = Conditions(store.info)
-        decoding = RowDecoding(store.source, *rebuilders)
-        self._writer = StepWriter(store)
-        self._sampler = BatchSampler(store, decoding)
-        self._reader_of = {
-            read_store: RowReader(read_store.rows, RowDecoding(read_store.source, *rebuilders))
-            for read_store in (store, store.reading)
-        }
-        self._changes = RowChanges(store, self._conditions)
-        self._episode_changes = EpisodeChanges(store)
-        self._decoding = decoding
 
-    @cached_property
+    # Whoever opens a buffer does not wait for the modules of what it may do with it.
+
+    @late_part
+    def _conditions(self) -> Conditions:
+        from sqlbuffer.front.reading import Conditions
+
+        return Conditions(self._store.info)
+
+    @late_part
+    def _decoding(self) -> RowDecoding:
+        from sqlbuffer.front.reading import RowDecoding
+
+        return RowDecoding(self._store.source, *self._rebuilders)
+
+    @late_part
+    def _writer(self) -> StepWriter:
+        from sqlbuffer.front.writing import StepWriter
+
+        return StepWriter(self._store)
+
+    @late_part
+    def _sampler(self) -> BatchSampler:
+        from sqlbuffer.front.sampling import BatchSampler
+
+        return BatchSampler(self._store, self._decoding)
+
+    @late_part
+    def _reader_of(self) -> dict[BufferStore, RowReader]:
+        from sqlbuffer.front.reading import RowDecoding, RowReader
+
+        return {
+            store: RowReader(store.rows, RowDecoding(store.source, *self._rebuilders))
+            for store in (self._store, self._store.reading)
+        }
+
+    @late_part
+    def _changes(self) -> RowChanges:
+        from sqlbuffer.front.row_changes import RowChanges
+
+        return RowChanges(self._store, self._conditions)
+
+    @late_part
+    def _episode_changes(self) -> EpisodeChanges:
+        from sqlbuffer.front.episode_changes import EpisodeChanges
+
+        return EpisodeChanges(self._store)
+
+    @late_part
     def _leases(self) -> Leasing:
         from sqlbuffer.front.leasing import Leasing
 
         return Leasing(self._store, self._decoding.whole)
 
-    @cached_property
+    @late_part
     def _checkpoints(self) -> Checkpoints:
         from sqlbuffer.front.checkpoints import Checkpoints
 
@@ -250,8 +277,8 @@ class ReplayBuffer:
         return {"store": self._store, "types": self._types, "session": self._own_session}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._types = state["types"]
-        self._compose(state["store"], _rebuilders(*self._types))
+        self._store, self._types = state["store"], state["types"]
+        self._rebuilders = _rebuilders(*self._types)
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
@@ -285,7 +312,8 @@ class ReplayBuffer:
             >>> buffer.close()
         """
         try:
-            self._writer.flush()
+            if "_writer" in vars(self):  # else no step waits
+                self._writer.flush()
         finally:
             self._store.close()
 
@@ -740,6 +768,8 @@ class ReplayBuffer:
             >>> len(buffer)
             10
         """
+        from sqlbuffer.vector_writer import MAX_ENVS
+
         n_envs = checked_integer(n_envs, "n_envs", 1, MAX_ENVS)
         if wrong := {"episode_id", "group_id", "parent_id"}.intersection(meta):
             raise FieldError(
@@ -1614,6 +1644,8 @@ class ReplayBuffer:
             >>> batch.rows[0].exp_data.reward_t, batch.missing
             (0.0, [])
         """
+        from sqlbuffer.front.row_batch import logged_batch
+
         return logged_batch(self._store, self._decoding.whole, batch_id)
 
     def checkpoint(
@@ -2383,6 +2415,8 @@ class ReplayBuffer:
     @property
     def documents(self) -> Documents:
         """Small JSON documents that belong to the buffer, by key."""
+        from sqlbuffer.storage.documents import Documents
+
         return Documents(self._store)
 
     @property
@@ -2470,6 +2504,8 @@ class ReplayBuffer:
             >>> buffer.snapshot(lambda view: view.prefetched["cursor"].value, documents=["cursor"])
             7
         """
+        from sqlbuffer.storage.documents import checked_keys, read_at_once
+
         work = checked_callable(work, "work", "a function of the snapshot")
         keys = checked_keys(documents, "documents")
         self.flush()
@@ -2652,6 +2688,8 @@ class ReplayBuffer:
             >>> len(buffer)
             4
         """
+        from sqlbuffer.storage.retention.eviction import resize_buffer
+
         changes: dict[str, Any] = {
             name: None
             if value is None
@@ -2957,6 +2995,10 @@ class ReplayBuffer:
 
 
 def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
+    if state_type is None and action_type is None:
+        return None, None
+    from sqlbuffer.front.reading import rebuilder
+
     return rebuilder(state_type, "state_type"), rebuilder(action_type, "action_type")
 
 
@@ -2996,6 +3038,8 @@ class Transaction:
     """
 
     def __init__(self, buffer: ReplayBuffer, connection: Any) -> None:
+        from sqlbuffer.storage.documents import Documents
+
         self.buffer, self._connection = buffer, connection
         self.documents = Documents(buffer._store, self.joined)
         self._error: BaseException | None = None
@@ -3050,6 +3094,8 @@ class Transaction:
             >>> found["cursor"].value, n_deletions
             (7, 0)
         """
+        from sqlbuffer.storage.documents import checked_keys, locked_documents
+
         keys, store = checked_keys(documents, "documents"), self.buffer._store
         return self.joined(lambda: store.write(lambda c: locked_documents(c, store, keys)))
 
@@ -3117,6 +3163,8 @@ class Snapshot:
         prefetched: Mapping[str, Document],
         deletions: int,
     ) -> None:
+        from sqlbuffer.storage.documents import Documents
+
         self.buffer, self._connection = buffer, connection
         self.prefetched, self.deletions = prefetched, deletions
         self.documents = Documents(buffer._store, self.joined)

@@ -1,5 +1,6 @@
-"""Forks and ends of processes: locks that are free in a child, work that is done at the end, and
-names of objects by which other processes see if their process still runs.
+"""Forks and ends of processes: locks that are free in a child, parts of objects that are made
+late, work that is done at the end, and names of objects by which other processes see if their
+process still runs.
 """
 
 import atexit
@@ -10,8 +11,30 @@ import uuid
 import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from functools import cached_property
+
+    late_part = cached_property
+else:
+
+    class late_part:
+        """A property that is made at its first use, and kept.
+
+        If two threads make it, both get the same one. `functools.cached_property` holds a lock
+        meanwhile in Python 3.11, which a forked child would find held, and keeps both from 3.12 on.
+        """
+
+        def __init__(self, make: Callable[[Any], Any]) -> None:
+            self._make, self._name = make, make.__name__
+            self.__doc__ = make.__doc__
+
+        def __get__(self, owner: Any, kind: type | None = None) -> Any:
+            if owner is None:
+                return self
+            return vars(owner).setdefault(self._name, self._make(owner))
 
 
 class ForkLock:

@@ -67,7 +67,7 @@ def shortage(
         sampler: Sampler that chose the rows.
         form: Form of the arrays that are made of them; None: they are returned as rows.
     """
-    from sqlbuffer.storage.inspect.listings import undrawn_rows
+    from sqlbuffer.storage.inspect.undrawn_rows import undrawn_rows
 
     limits, causes = store.info.config.sampling, []
     # The draw was too small; raise that error even if the other rows cannot be counted.

@@ -37,7 +37,6 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
-    flag_column,
     index_transactions,
     metadata,
     transaction_id,
@@ -117,8 +116,6 @@ followers = Table(
     ),
     info={"learner_may": "INSERT, UPDATE (live_until), DELETE"},
 )
-
-flag_column("has_followers", "priorities, tasks and episodes that leave are logged as well")
 
 
 def _sqlite_log_position(connection: Connection) -> str:

@@ -27,7 +27,6 @@ uses = overlay_table(
     "uses",
     Column("n_uses", Integer, nullable=False, comment="number of times that it was sampled"),
     flag="has_uses",
-    flag_comment="rows may have a row in uses",
     leaves_late=True,
     learner_may="INSERT, UPDATE (n_uses), DELETE",
     # A batch of random rows reads a page for each: half as many in one tree as in two.
@@ -45,7 +44,6 @@ quarantine = overlay_table(
         comment="time of the quarantine",
     ),
     flag="has_quarantine",
-    flag_comment="rows may have a row in quarantine",
     learner_may="INSERT, DELETE",
     learner_sets_flag=True,
     sqlite_with_rowid=False,

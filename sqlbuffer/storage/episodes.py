@@ -50,6 +50,7 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     metadata,
+    partial_index,
 )
 
 episodes = Table(
@@ -163,24 +164,22 @@ episode_states = table(
 )
 
 # Finds the oldest held episode behind any number of those whose steps have left.
-Index(
+partial_index(
     "ix_episodes_held",
     episodes.c.buffer_id,
     episodes.c.id,
-    sqlite_where=episodes.c.n_rows > 0,
-    postgresql_where=episodes.c.n_rows > 0,
+    where=episodes.c.n_rows > 0,
 )
 
 # Finds the episodes with held steps, without those whose steps have left.
 Index(None, episodes.c.buffer_id, episodes.c.last_seq)
 _HAS_PARENT = episodes.c.parent_id.is_not(None)
-Index(
+partial_index(
     "ix_episodes_parent",
     episodes.c.buffer_id,
     episodes.c.parent_id,
     episodes.c.id,
-    sqlite_where=_HAS_PARENT,
-    postgresql_where=_HAS_PARENT,
+    where=_HAS_PARENT,
 )
 
 

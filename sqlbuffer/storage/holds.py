@@ -23,7 +23,7 @@ from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.schema.expressions import in_seconds
-from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, flag_column, metadata
+from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, metadata
 
 holds = Table(
     "holds",
@@ -36,8 +36,6 @@ holds = Table(
     ),
     info={"learner_may": "INSERT, UPDATE (low_seq, live_until), DELETE"},
 )
-
-flag_column("has_holds", "there may be holds, which delay eviction")
 
 
 # Seconds in which a copy that was killed can continue.

@@ -1,6 +1,5 @@
 """An open buffer, with its parts."""
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
@@ -9,11 +8,11 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, BufferConfig, Connection
 from sqlbuffer.encoding.packing import check_compression
 from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.processes import late_part
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
-from sqlbuffer.storage.buffers.sessions import Sessions
-from sqlbuffer.storage.buffers.window import clean_after_write
+from sqlbuffer.storage.buffers.window import clean_after_write, rows_of_steps
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -23,42 +22,31 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.storage.draws import BatchDraws
-from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.migrations.migrate import ensure_schema
-from sqlbuffer.storage.priorities.keeping import PriorityKeeping
-from sqlbuffer.storage.reading import RowQueries, StandbyReads
-from sqlbuffer.storage.retention.expiry import Expiry
-from sqlbuffer.storage.retention.sweeps import Sweep
-from sqlbuffer.storage.rows.layouts import layout_of
-from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
-from sqlbuffer.storage.writing.chunks import STEPS_PER_ROW, ChunkWriter
-from sqlbuffer.storage.writing.rows import RowWriter
 
 if TYPE_CHECKING:
     from sqlbuffer.storage.agreements import RankAgreements
+    from sqlbuffer.storage.buffers.sessions import Sessions
+    from sqlbuffer.storage.draws import BatchDraws
+    from sqlbuffer.storage.flow import Pacer
     from sqlbuffer.storage.labels.writing import Labelling
     from sqlbuffer.storage.leases.leases import LeaseKeeping
+    from sqlbuffer.storage.priorities.keeping import PriorityKeeping
+    from sqlbuffer.storage.reading import RowQueries
     from sqlbuffer.storage.retention.deletion import Deletion
+    from sqlbuffer.storage.retention.expiry import Expiry
     from sqlbuffer.storage.retention.quarantine import Quarantine
+    from sqlbuffer.storage.retention.sweeps import Sweep
+    from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+    from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
+    from sqlbuffer.storage.writing.chunks import ChunkWriter
+    from sqlbuffer.storage.writing.rows import RowWriter
 
 
 class BufferStore(OpenBuffer):
     """An open buffer, and the parts that work on it; arguments as those of `OpenBuffer`.
 
-    Attributes:
-        priorities: Sets the priorities of rows.
-        source: Opens the rows to reads and to samplers.
-        rows: Counts and reads stored rows.
-        pacer: Waits for the rate limiter.
-        uses: Counts and logs drawn rows.
-        expiry: Removes rows that may never be sampled again.
-        sweep: Lets steps leave by age and size.
-        draws: Draws batches with samplers.
-        writer: Stores rows.
-        chunk_writer: Stores chunks.
-        sessions: The training sessions, and the clock.
+    Parts are made at their first use: whoever opens a buffer does not wait for their modules.
     """
 
     def __init__(
@@ -71,17 +59,71 @@ class BufferStore(OpenBuffer):
         options: Connection = DEFAULT_CONNECTION,
     ) -> None:
         super().__init__(url, info, engine, made_engine=made_engine, options=options)
-        self.priorities = PriorityKeeping(self)
-        self.source = CandidateSource(
-            self, self.priorities.of if info.config.priorities.enabled else None
-        )
-        self.rows = RowQueries(self, self.source, self.own_writes)
-        self.pacer = Pacer(self)
-        self.uses = UseCounting(self, self.source.restrictions)
-        self.expiry = Expiry(self.source)
-        self.sweep = Sweep(self)
-        self._sampling_sessions = SamplingSessions(self.uses, self.pacer)
-        self.draws = BatchDraws(
+        read_url = options.read_url
+        self._standby = None if read_url is None else self._on_standby(read_url)
+
+    @late_part
+    def priorities(self) -> "PriorityKeeping":
+        """Sets the priorities of rows."""
+        from sqlbuffer.storage.priorities.keeping import PriorityKeeping
+
+        return PriorityKeeping(self)
+
+    @late_part
+    def source(self) -> "CandidateSource":
+        """Opens the rows to reads and to samplers."""
+        from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+
+        has_priorities = self.info.config.priorities.enabled
+        return CandidateSource(self, self.priorities.of if has_priorities else None)
+
+    @late_part
+    def rows(self) -> "RowQueries":
+        """Counts and reads stored rows."""
+        from sqlbuffer.storage.reading import RowQueries
+
+        return RowQueries(self, self.source, self.own_writes)
+
+    @late_part
+    def pacer(self) -> "Pacer":
+        """Waits for the rate limiter."""
+        from sqlbuffer.storage.flow import Pacer
+
+        return Pacer(self)
+
+    @late_part
+    def uses(self) -> "UseCounting":
+        """Counts and logs drawn rows."""
+        from sqlbuffer.storage.use_counts import UseCounting
+
+        return UseCounting(self, self.source.restrictions)
+
+    @late_part
+    def expiry(self) -> "Expiry":
+        """Removes rows that may never be sampled again."""
+        from sqlbuffer.storage.retention.expiry import Expiry
+
+        return Expiry(self.source)
+
+    @late_part
+    def sweep(self) -> "Sweep":
+        """Lets steps leave by age and size."""
+        from sqlbuffer.storage.retention.sweeps import Sweep
+
+        return Sweep(self)
+
+    @late_part
+    def _sampling_sessions(self) -> "SamplingSessions":
+        from sqlbuffer.storage.use_counts import SamplingSessions
+
+        return SamplingSessions(self.uses, self.pacer)
+
+    @late_part
+    def draws(self) -> "BatchDraws":
+        """Draws batches with samplers."""
+        from sqlbuffer.storage.draws import BatchDraws
+
+        return BatchDraws(
             self.source,
             self.rows,
             self.own_writes,
@@ -89,43 +131,58 @@ class BufferStore(OpenBuffer):
             self._sampling_sessions,
             self.expiry,
         )
-        self.writer = RowWriter(self, self.source.whole_rows, self.pacer, self.sweep.wrote)
-        self.chunk_writer = ChunkWriter(self, self.pacer, self.sweep.wrote)
-        self.sessions = Sessions(self)
-        read_url = options.read_url
-        self._standby = None if read_url is None else self._on_standby(read_url)
 
-    # Not every process needs these: whoever opens a buffer does not wait for their modules.
+    @late_part
+    def writer(self) -> "RowWriter":
+        """Stores rows."""
+        from sqlbuffer.storage.writing.rows import RowWriter
 
-    @cached_property
+        return RowWriter(self, self.source.whole_rows, self.pacer, self.sweep.wrote)
+
+    @late_part
+    def chunk_writer(self) -> "ChunkWriter":
+        """Stores chunks."""
+        from sqlbuffer.storage.writing.chunks import ChunkWriter
+
+        return ChunkWriter(self, self.pacer, self.sweep.wrote)
+
+    @late_part
+    def sessions(self) -> "Sessions":
+        """The training sessions, and the clock."""
+        from sqlbuffer.storage.buffers.sessions import Sessions
+
+        return Sessions(self)
+
+    @late_part
     def leases(self) -> "LeaseKeeping":
         """Leases rows."""
         from sqlbuffer.storage.leases.leases import LeaseKeeping
 
         return LeaseKeeping(self.source, self._sampling_sessions, self.expiry.run_if_due)
 
-    @cached_property
+    @late_part
     def labels(self) -> "Labelling":
         """Annotates rows."""
         from sqlbuffer.storage.labels.writing import Labelling
+        from sqlbuffer.storage.rows.layouts import layout_of
 
         return Labelling(self, layout_of(self.info).at)
 
-    @cached_property
+    @late_part
     def deletion(self) -> "Deletion":
         """Deletes rows and episodes."""
         from sqlbuffer.storage.retention.deletion import Deletion
 
         return Deletion(self)
 
-    @cached_property
+    @late_part
     def quarantine(self) -> "Quarantine":
         """Excludes rows from sampling."""
         from sqlbuffer.storage.retention.quarantine import Quarantine
 
         return Quarantine(self)
 
-    @cached_property
+    @late_part
     def agreements(self) -> "RankAgreements":
         """What the ranks of a training run agree on."""
         from sqlbuffer.storage.agreements import RankAgreements
@@ -148,6 +205,8 @@ class BufferStore(OpenBuffer):
 
     def _on_standby(self, read_url: str) -> "BufferStore":
         url = _standby_url(self.url, read_url)
+        from sqlbuffer.storage.reading import StandbyReads
+
         options = self.options.model_copy(update={"read_url": None, "max_lag_s": None})
         standby = BufferStore(url, self.info, options=options)
         reads = StandbyReads(self, standby, self.own_writes, self.options.max_lag_s)
@@ -162,7 +221,7 @@ class BufferStore(OpenBuffer):
         """Clean after a transaction that has stored steps, or set priorities."""
         watermark, n_rows, n_bytes = self.watermark if n_stored else None, n_stored, 0
         if self.info.has_chunks:
-            n_rows, n_bytes = -(-n_stored // STEPS_PER_ROW), n_stored * self.layout.size_bytes
+            n_rows, n_bytes = rows_of_steps(n_stored), n_stored * self.layout.size_bytes
         clean_after_write(self.engine, n_rows + n_updated, n_bytes, watermark)
         if n_stored:
             self.sweep.wrote()
@@ -218,8 +277,11 @@ class BufferStore(OpenBuffer):
         )
         made_engine = not isinstance(url, Engine)
         store = cls(resolved, buffer_info, engine, made_engine=made_engine, options=options)
-        if isinstance(store.reading.own_writes, StandbyReads):
-            store.reading.own_writes.check()
+        if options.read_url is not None:
+            from sqlbuffer.storage.reading import StandbyReads
+
+            if isinstance(reads := store.reading.own_writes, StandbyReads):
+                reads.check()
         return store
 
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Double,
-    Index,
     Integer,
     Table,
     Text,
@@ -55,7 +54,15 @@ from sqlbuffer.storage.schema.expressions import (
     seconds_ago,
     utc_now,
 )
-from sqlbuffer.storage.schema.metadata import JSON, KEY, SERIAL, TIME, json_parameter, metadata
+from sqlbuffer.storage.schema.metadata import (
+    JSON,
+    KEY,
+    SERIAL,
+    TIME,
+    json_parameter,
+    metadata,
+    partial_index,
+)
 
 _CHANGED = (
     "status, attempt, max_attempts, worker, leased_until, episode_id, reason, is_consumed, "
@@ -119,16 +126,16 @@ work_items = Table(
 )
 
 
-def _partial_index(name: str, column: Any, condition: str) -> None:
-    where = text(condition)
-    Index(name, work_items.c.buffer_id, column, sqlite_where=where, postgresql_where=where)
-
-
-_partial_index("ix_work_items_waiting", work_items.c.id, "status = 'waiting'")
-_partial_index("ix_work_items_taken", work_items.c.leased_until, "status = 'taken'")
-_partial_index("ix_work_items_stored", work_items.c.id, "status = 'done' AND NOT is_consumed")
-
 _W = work_items.c
+partial_index("ix_work_items_waiting", _W.buffer_id, _W.id, where=text("status = 'waiting'"))
+partial_index("ix_work_items_taken", _W.buffer_id, _W.leased_until, where=text("status = 'taken'"))
+partial_index(
+    "ix_work_items_stored",
+    _W.buffer_id,
+    _W.id,
+    where=text("status = 'done' AND NOT is_consumed"),
+)
+
 # A transaction that puts items, or takes some with a limit, holds (this, buffer id) as an advisory
 # lock.
 _POSTGRESQL_WORK_LOCK = 1_397_836_870

@@ -1,5 +1,8 @@
 """The parts of a store, each made with what it needs and used alone."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import numpy as np
 import pytest
 
@@ -27,6 +30,22 @@ from tests.support.storage_hooks import open_store
 def buffer(buffer_url):
     store = open_store(buffer_url, max_capacity=3, priorities=True)
     yield OpenBuffer(store.url, store.info)
+    store.close()
+
+
+@pytest.mark.parametrize("part", ["draws", "writer", "chunk_writer", "priorities", "uses"])
+def test_threads_that_need_a_part_first_get_the_same_one(buffer_url, part):
+    store = open_store(buffer_url, priorities=True)
+    start = Barrier(8)
+
+    def get(_):
+        start.wait()
+        return getattr(store, part)
+
+    with ThreadPoolExecutor(8) as threads:
+        parts = list(threads.map(get, range(8)))
+    assert all(one is parts[0] for one in parts)
+    assert getattr(store, part) is parts[0]
     store.close()
 
 

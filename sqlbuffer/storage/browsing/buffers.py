@@ -30,7 +30,7 @@ from sqlbuffer.storage.rollout_stats import (
     rollout_stats,
 )
 from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of, one_of_keys
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 
 WINDOW_S = 60.0
 # Writers and readers of the last minute count as active.
@@ -62,7 +62,7 @@ def _size_of(path: Path) -> int:
 
 def _postgresql_size_bytes(connection: Connection) -> int:
     """Return the size of the tables and their indexes on disk."""
-    names = {"names": list(metadata.tables)}
+    names = {"names": list(whole_metadata().tables)}
     return int(connection.execute(_SIZE, names).scalar_one())
 
 

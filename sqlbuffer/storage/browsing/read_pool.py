@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import StorageBusyError
-from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.psycopg_later import psycopg
@@ -162,9 +161,11 @@ class ReadPool:
                 names = stream.columns
                 rows, is_cut = _limited(stream.rows, max_rows, max_bytes)
         else:
+            from sqlbuffer.storage.database.readonly_server import answering
+
             with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
                 driver = driver_of(connection)
-                with readonly.answering(driver, statement, None) as cursor:
+                with answering(driver, statement, None) as cursor:
                     names = [column.name for column in cursor.description or ()]
                     fetched = _fetched(cursor, max_rows, started + limit, limit)
                     rows, is_cut = _limited(fetched if names else (), max_rows, max_bytes)

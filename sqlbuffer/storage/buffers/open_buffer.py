@@ -7,14 +7,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import (
-    Boolean,
     Connection,
     Engine,
     Integer,
     Select,
     bindparam,
     case,
-    column,
     select,
     update,
 )
@@ -131,7 +129,7 @@ _NOTE_DELETION = (
             )
         ),
         _HIGH,
-        column("has_labels", Boolean()),  # added to the table by the capability
+        buffers.c.has_labels,
         buffers.c.n_added,
     )
 )  # fmt: skip

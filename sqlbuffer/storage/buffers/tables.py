@@ -26,10 +26,16 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
-    flag_column,
     metadata,
+    partial_index,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
+
+
+def _flag(name: str, comment: str) -> Column[bool]:
+    """Return a column of `buffers` that is true if a buffer may have rows in some table."""
+    return Column(name, Boolean, nullable=False, server_default=false(), comment=comment)
+
 
 buffers = Table(
     "buffers",
@@ -188,6 +194,20 @@ buffers = Table(
         server_default=text("'{}'"),
         comment="all settings; SQL reads those that are columns too",
     ),
+    _flag("has_messages", "its steps share messages, which are in messages"),
+    _flag("has_followers", "priorities, tasks and episodes that leave are logged as well"),
+    _flag("has_chunks", "its steps are in chunks, and not in experiences"),
+    _flag("has_step_ids", "steps of chunks may have a row in step_ids"),
+    _flag("has_deleted", "steps of chunks may have a row in deleted_steps"),
+    _flag("has_changes", "rows may have a row in payload_changes"),
+    _flag("is_copying", "an unfinished copy: it takes steps from nowhere else"),
+    _flag("has_uses", "rows may have a row in uses"),
+    _flag("has_quarantine", "rows may have a row in quarantine"),
+    _flag("has_holds", "there may be holds, which delay eviction"),
+    _flag("has_labels", "rows may have rows in labels and label_history"),
+    _flag("has_queue", "rows may have a row in queue_items"),
+    _flag("has_priorities", "rows may have a row in priorities"),
+    _flag("has_parts", "rows may have rows in payload_parts"),
     CheckConstraint("max_capacity > 0", name="max_capacity_positive"),
     CheckConstraint("max_episodes > 0", name="max_episodes_positive"),
     CheckConstraint("evict_unit IN ('row', 'task', 'episode')", name="evict_unit_known"),
@@ -283,21 +303,19 @@ Index(
 Index(
     None, experiences.c.buffer_id, experiences.c.task_id, experiences.c.agent_id, experiences.c.step
 )
-Index(
+partial_index(
     "uq_experiences_buffer_id_id",
     experiences.c.buffer_id,
     experiences.c.id,
     unique=True,
-    sqlite_where=experiences.c.id.is_not(None),
-    postgresql_where=experiences.c.id.is_not(None),
+    where=experiences.c.id.is_not(None),
 )
-Index(
+partial_index(
     "ix_experiences_buffer_id_episode_id_t",
     experiences.c.buffer_id,
     experiences.c.episode_id,
     experiences.c.t,
-    sqlite_where=experiences.c.episode_id.is_not(None),
-    postgresql_where=experiences.c.episode_id.is_not(None),
+    where=experiences.c.episode_id.is_not(None),
 )
 
 # Ids of the latest writes, so that a call that lost its connection finds out if its write was
@@ -345,7 +363,6 @@ messages = Table(
     info={"is_vacuumed": True},
 )
 Index(None, messages.c.buffer_id, messages.c.last_seq)
-flag_column("has_messages", "its steps share messages, which are in messages")
 
 _RIGHTS = "INSERT, UPDATE (version, value, changed_at), DELETE"
 

@@ -190,6 +190,15 @@ def _sqlite_settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.
     return None
 
 
+# A chunk leaves fewer dead rows than its steps as rows would.
+_STEPS_PER_ROW = 3
+
+
+def rows_of_steps(n_steps: int) -> int:
+    """Return how many rows steps of chunks count as, until the next look at dead rows is due."""
+    return -(-n_steps // _STEPS_PER_ROW)
+
+
 def _sqlite_clean_after_write(
     engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
 ) -> None:

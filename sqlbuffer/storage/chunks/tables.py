@@ -28,10 +28,10 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
-    flag_column,
     index_transactions,
     metadata,
     overlay_table,
+    partial_index,
     seq_key,
     transaction_id,
 )
@@ -115,21 +115,19 @@ Index(
     info=SQLITE_ONLY,
 ).ddl_if(dialect="sqlite")
 Index("uq_chunks_buffer_id_id", chunks.c.buffer_id, chunks.c.id, unique=True)
-Index(
+partial_index(
     "ix_chunks_buffer_id_episode_id_t",
     chunks.c.buffer_id,
     chunks.c.episode_id,
     chunks.c.t,
-    sqlite_where=chunks.c.episode_id.is_not(None),
-    postgresql_where=chunks.c.episode_id.is_not(None),
+    where=chunks.c.episode_id.is_not(None),
 )
 # For draws of transitions, which a step without an episode does not have.
-Index(
+partial_index(
     "ix_chunks_buffer_id_first_seq_no_episode",
     chunks.c.buffer_id,
     chunks.c.first_seq,
-    sqlite_where=chunks.c.episode_id.is_(None),
-    postgresql_where=chunks.c.episode_id.is_(None),
+    where=chunks.c.episode_id.is_(None),
 )
 
 # A table without triggers: those of PostgreSQL copy whole rows.
@@ -225,9 +223,6 @@ replaced_steps = Table(
     info={"learner_may": "INSERT, UPDATE, DELETE", "is_vacuumed": True},
 )
 
-flag_column("has_chunks", "its steps are in chunks, and not in experiences")
-flag_column("has_step_ids", "steps of chunks may have a row in step_ids")
-flag_column("has_deleted", "steps of chunks may have a row in deleted_steps")
 
 # Records of steps whose bytes were replaced in place.
 payload_changes = overlay_table(
@@ -242,5 +237,4 @@ payload_changes = overlay_table(
         comment="time of the last change",
     ),
     flag="has_changes",
-    flag_comment="rows may have a row in payload_changes",
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -32,8 +31,15 @@ from sqlbuffer.storage.chunks.numbered_chunks import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout
-from sqlbuffer.storage.schema.expressions import BooleanList, IdList, IntegerList, RealList, listed
-from sqlbuffer.storage.schema.metadata import OVERLAYS
+from sqlbuffer.storage.schema.expressions import (
+    BooleanList,
+    IdList,
+    IntegerList,
+    Json,
+    RealList,
+    listed,
+)
+from sqlbuffer.storage.schema.metadata import overlays
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")
@@ -100,7 +106,7 @@ _FORMS: tuple[tuple[type[Any], str], ...] = (
     (IntegerList, "integers"),
     (RealList, "reals"),
     (BooleanList, "flags"),
-    (JSON, "json"),
+    (Json, "json"),
     (Uuid, "uuid"),
     (DateTime, "time"),
     (Boolean, "flag"),
@@ -209,8 +215,7 @@ def step_tables(steps: StepLayout) -> tuple[CopiedTable, ...]:
 @lru_cache(maxsize=1)
 def overlay_tables() -> tuple[CopiedTable, ...]:
     """Return the overlay tables, whose rows belong to single steps of either layout."""
-    overlays = sorted(OVERLAYS.items())
-    return tuple(_described(overlay.table, "seq", overlay.flag) for _, overlay in overlays)
+    return tuple(_described(overlay.table, "seq", overlay.flag) for overlay in overlays().values())
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Column, Connection, Integer, Table, Text, delete, select
 
 from sqlbuffer.storage.schema.expressions import utc_now
-from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, flag_column, metadata
+from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, metadata
 
 copies = Table(
     "copies",
@@ -36,8 +36,6 @@ copies = Table(
     Column("finished_at", TIME, comment="time when it was complete; null while it is not"),
     info={"learner_may": "DELETE"},
 )
-
-flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")
 
 
 def forget_copy(connection: Connection, buffer_id: int) -> bool:

@@ -35,6 +35,7 @@ from sqlbuffer.storage.database.urls import (
     url_of_path,
     with_options_of_sqlite,
 )
+from sqlbuffer.storage.schema.expressions import TransactionId
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -270,6 +271,9 @@ def postgresql_engine(url: URL, **sizes: Any) -> Engine:
         },
         **sizes,
     )
+    # For the comparison of the models with a database.
+    dialect: Any = engine.dialect
+    dialect.ischema_names["xid8"] = TransactionId
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _ping_after_idling)
     event.listen(engine, "invalidate", lambda *_: begin_epoch(engine))

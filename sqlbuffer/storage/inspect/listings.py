@@ -3,117 +3,32 @@
 from collections import defaultdict
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Integer,
     bindparam,
     column,
-    func,
     literal_column,
     select,
     table,
-    true,
 )
 
 from sqlbuffer.config import RETRY_S
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
-from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.stats import Stats
-from sqlbuffer.storage.buffers.catalog import BufferInfo, why_empty
 from sqlbuffer.storage.buffers.window import BLOCK, windows
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.readonly import Answer, query, stream
 from sqlbuffer.storage.database.statement_process import Stream
 from sqlbuffer.storage.database.transactions import snapshot
-from sqlbuffer.storage.eligibility import Eligibility
-from sqlbuffer.storage.inspect import buffer_stats
-from sqlbuffer.storage.inspect.buffer_stats import HeldRows, eviction_counts
-from sqlbuffer.storage.labels.reading import resolve_labels
-from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of
 
-
-@dataclass(frozen=True)
-class UndrawnRows:
-    """Numbers of rows that match and cannot be drawn. A row with two causes counts in both.
-
-    Attributes:
-        why_none: Why no row matches, as text behind the name of the buffer; "" if some do.
-        in_no_episode: Rows without an episode, if only rows of episodes are drawn.
-        in_quarantine: Rows in quarantine.
-        stale: Rows too far behind the clock.
-        of_other_sessions: Rows of other sessions.
-        used_up: Rows that reached `max_use`.
-    """
-
-    why_none: str
-    in_no_episode: int
-    in_quarantine: int
-    stale: int
-    of_other_sessions: int
-    used_up: int
-
-
-def undrawn_rows(source: CandidateSource, node: Node, *, of_episodes: bool) -> UndrawnRows:
-    """Count the rows that match and cannot be drawn now.
-
-    Each possible cause takes a scan.
-
-    Args:
-        source: Opens the rows of the buffer.
-        node: Condition of the draw.
-        of_episodes: Only rows of episodes are drawn; otherwise rows without one are not counted.
-    """
-    return source.buffer.with_retries(lambda: _counted(source, node, of_episodes))
-
-
-def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnRows:
-    buffer = source.buffer
-    with translated(buffer.url), snapshot(buffer.engine) as connection:
-        window = source.sampled_window(connection)
-        matching = resolve_labels(node, bool(window.has_labels))
-        steps = steps_of(buffer.info)
-        where = statements.in_window(buffer.info.id, window.low, matching, steps)
-        limits = source.restrictions.limits(window)
-
-        def count(cause: ColumnElement[bool]) -> int:
-            query = select(func.count()).select_from(steps).where(where, cause)
-            return int(connection.execute(query).scalar_one())
-
-        if not count(true()):
-            return UndrawnRows(_why_none(connection, buffer.info, window.low, node), 0, 0, 0, 0, 0)
-
-        def barred(limit: Eligibility) -> int:
-            return count(limit.is_ineligible(steps)) if limit else 0
-
-        return UndrawnRows(
-            "",
-            count(steps.c.episode_id.is_(None)) if of_episodes else 0,
-            barred(Eligibility(quarantine=limits.quarantine)),
-            barred(limits.of_versions),
-            barred(Eligibility(session=limits.session)),
-            barred(Eligibility(max_use=limits.max_use)),
-        )
-
-
-def _why_none(connection: Connection, info: BufferInfo, low: int, node: Node) -> str:
-    """Return why no row matches, as text behind the name of the buffer."""
-    steps = steps_of(info)
-    held = statements.in_window(info.id, low, EVERYTHING, steps)
-    counted = select(func.count()).select_from(steps).where(held)
-    n_rows = 0 if node == EVERYTHING else int(connection.execute(counted).scalar_one())
-    if not n_rows:
-        return why_empty(connection, info.id)
-    return f"has {n_rows:,} rows, and none of them matches the condition"
-
+if TYPE_CHECKING:
+    from sqlbuffer.stats import Stats
+    from sqlbuffer.storage.inspect.buffer_stats import HeldRows
 
 # Counting the tasks of this many rows takes 0.2 s.
 MOST_COUNTED = 100_000
@@ -239,7 +154,7 @@ def fields(url: str | None) -> dict[str, list[dict[str, Any]]]:
     return fields_of
 
 
-def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]:
+def figures(url: str | None, buffer: str | None, window_s: float) -> "list[Stats]":
     """Return the statistics of one buffer, or of each by name.
 
     Args:
@@ -247,15 +162,17 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
         buffer: The buffer; None for all. An unknown buffer gives an empty list.
         window_s: Time of the rates in seconds. `rows` is as in `buffers`.
     """
+    from sqlbuffer.storage.inspect import buffer_stats
+
     named = "" if buffer is None else " WHERE buffer = :buffer"
     rows = query(url, f"SELECT buffer_id FROM v_windows{named}", {"buffer": buffer}).rows
     ids = [int(number) for (number,) in rows]
     resolved = resolve_url(url)
 
-    def look() -> list[Stats]:
+    def look() -> "list[Stats]":
         engine = engine_for(resolved)
         with translated(resolved):
-            counts = eviction_counts(engine, ids)
+            counts = buffer_stats.eviction_counts(engine, ids)
             with snapshot(engine) as connection:
                 held = held_rows(connection, ids)
                 return buffer_stats.look(connection, held, window_s, counts)
@@ -263,8 +180,10 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
     return retried(look, RETRY_S, lambda: close_idle(resolved))
 
 
-def held_rows(connection: Connection, ids: Collection[int]) -> dict[int, HeldRows]:
+def held_rows(connection: Connection, ids: Collection[int]) -> "dict[int, HeldRows]":
     """Return the number of rows of each of some buffers; see `buffers`. It counts fewer."""
+    from sqlbuffer.storage.inspect.buffer_stats import HeldRows
+
     listed = bindparam("ids", list(ids), IntegerList())
     w, b = windows.alias("w"), table("v_buffers", column("buffer_id"), column("rows"))
     is_one = is_one_of(w.c.buffer_id, listed)

@@ -14,7 +14,6 @@ labels = overlay_table(
     Column("extra", JSON, comment="the row's extra with the keys that were given late"),
     Column("fields", JSON, comment="declared fields that were given late"),
     flag="has_labels",
-    flag_comment="rows may have rows in labels and label_history",
     learner_may="INSERT, UPDATE",
     learner_sets_flag=True,
     integer_key=True,

@@ -24,6 +24,7 @@ from sqlbuffer.storage.schema.metadata import (
     buffer_key,
     metadata,
     overlay_table,
+    partial_index,
 )
 
 # The end of leases that were acknowledged, and that a mark of their consumer may still need.
@@ -72,7 +73,6 @@ queue_items = overlay_table(
         comment="when the row was written",
     ),
     flag="has_queue",
-    flag_comment="rows may have a row in queue_items",
     learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
 )
 Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
@@ -80,36 +80,32 @@ Index(None, queue_items.c.buffer_id, queue_items.c.group_id)
 
 # Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
 # index in place of the primary key.
-Index(
+partial_index(
     "ix_queue_items_freshness",
     queue_items.c.buffer_id,
     queue_items.c.freshness,
     queue_items.c.seq,
-    sqlite_where=text("used_up = 0"),
-    postgresql_where=text("NOT used_up"),
+    where=~queue_items.c.used_up,
 )
 # For rows and groups that were used least.
-Index(
+partial_index(
     "ix_queue_items_uses",
     queue_items.c.buffer_id,
     queue_items.c.n_uses,
     queue_items.c.seq,
-    sqlite_where=text("used_up = 0"),
-    postgresql_where=text("NOT used_up"),
+    where=~queue_items.c.used_up,
 )
-Index(
+partial_index(
     "ix_queue_items_buffer_id_episode_id",
     queue_items.c.buffer_id,
     queue_items.c.episode_id,
-    sqlite_where=queue_items.c.episode_id.is_not(None),
-    postgresql_where=queue_items.c.episode_id.is_not(None),
+    where=queue_items.c.episode_id.is_not(None),
 )
-Index(
+partial_index(
     "ix_queue_items_used_up",
     queue_items.c.buffer_id,
     queue_items.c.seq,
-    sqlite_where=text("used_up = 1 AND leased_until IS NULL"),
-    postgresql_where=text("used_up AND leased_until IS NULL"),
+    where=queue_items.c.used_up & queue_items.c.leased_until.is_(None),
 )
 
 # Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
@@ -154,12 +150,11 @@ leases = Table(
         comment="number of the first checkpoint after it was acknowledged",
     ),
 )
-Index(
+partial_index(
     "ix_leases_consumer",
     leases.c.buffer_id,
     leases.c.consumer,
-    sqlite_where=leases.c.consumer.is_not(None),
-    postgresql_where=leases.c.consumer.is_not(None),
+    where=leases.c.consumer.is_not(None),
 )
 
 # Marks of what consumers have acknowledged.

@@ -15,7 +15,6 @@ priorities = overlay_table(
     "priorities",
     Column("priority", Double, nullable=False, comment="priority since the first update"),
     flag="has_priorities",
-    flag_comment="rows may have a row in priorities",
     leaves_late=True,
 )
 

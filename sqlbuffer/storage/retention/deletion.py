@@ -37,7 +37,7 @@ from sqlbuffer.storage.rows.removal import (
     remove_where,
 )
 from sqlbuffer.storage.schema.expressions import in_seconds
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.work import forget as forget_work
 
@@ -89,7 +89,7 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         connection.execute(delete(buffers).where(buffers.c.id == buffer_id))
         remove_where(connection, buffer_id)
         drop_chunks(connection, buffer_id)
-        for table in metadata.tables.values():
+        for table in whole_metadata().sorted_tables:
             # A plain DELETE of steps locks all buffers.
             if "buffer_id" in table.c and table not in (experiences, chunks):
                 connection.execute(delete(table).where(table.c.buffer_id == buffer_id))

@@ -58,7 +58,6 @@ payload_parts = overlay_table(
     Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
     Column("bytes", BYTES, nullable=False, comment="content of the part"),
     flag="has_parts",
-    flag_comment="rows may have rows in payload_parts",
     writer_may="INSERT",
     learner_may="INSERT",
 )

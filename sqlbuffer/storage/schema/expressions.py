@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
+    ARRAY,
+    TIMESTAMP,
     BigInteger,
     Boolean,
     Double,
@@ -23,8 +25,6 @@ from sqlalchemy import (
     Text,
     bindparam,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, TIMESTAMP
-from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
@@ -189,8 +189,21 @@ class TransactionId(UserDefinedType[int]):
         return lambda value: None if value is None else int(value)
 
 
-# For the comparison of the models with a database.
-ischema_names["xid8"] = TransactionId
+class Json(TypeDecorator[Any]):
+    """JSON: JSONB on PostgreSQL, text on SQLite.
+
+    Whoever opens a file does not import the types of PostgreSQL.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name != "postgresql":
+            return dialect.type_descriptor(Text())
+        from sqlalchemy.dialects.postgresql import JSONB
+
+        return dialect.type_descriptor(JSONB())
 
 
 def _number_text(value: Any, dialect: Dialect, type_: str) -> str:

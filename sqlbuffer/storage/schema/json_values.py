@@ -9,14 +9,13 @@ from itertools import chain, product
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Numeric, Text, bindparam
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from sqlbuffer.codec.plain_values import escape_key
-from sqlbuffer.storage.schema.expressions import processed
+from sqlbuffer.storage.schema.expressions import Json, processed
 
 _TEXT = Text()
 
@@ -42,7 +41,7 @@ class user_extra(FunctionElement[Any]):
     """The `extra` column without the tags of real columns."""
 
     inherit_cache = True
-    type = Text().with_variant(JSONB(), "postgresql")
+    type = Json()
 
 
 @compiles(user_extra, "postgresql")
@@ -66,7 +65,7 @@ class step_fields(FunctionElement[Any]):
     """
 
     inherit_cache = True
-    type = Text().with_variant(JSONB(), "postgresql")
+    type = Json()
 
 
 @compiles(step_fields)

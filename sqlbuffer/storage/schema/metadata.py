@@ -1,20 +1,22 @@
 """Shared by all tables: the metadata, types of columns, columns that many have, overlays and roles.
 
 An overlay is a narrow table, by seq, for changes after a row was inserted. A capability declares
-its overlay next to its other tables. Tests read `OVERLAYS` to check that eviction and deletion
+its overlay next to its other tables. Tests read `overlays` to check that eviction and deletion
 leave no row of an overlay behind. Roles, vacuum, `doctor` and dropping a buffer read the metadata,
 which has the overlays among the other tables.
 """
 
-from collections.abc import Iterator
-from importlib import resources
+from collections.abc import Iterator, Mapping
+from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 import orjson
+import sqlalchemy
 from sqlalchemy import (
+    TIMESTAMP,
     BigInteger,
-    Boolean,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
@@ -22,18 +24,20 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
     bindparam,
     cast,
     delete,
-    false,
     literal,
 )
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex
 
 from sqlbuffer.storage.schema.expressions import (
     BooleanList,
     IdList,
     IntegerList,
+    Json,
     RealList,
     TransactionId,
     current_transaction_id,
@@ -50,12 +54,43 @@ metadata = MetaData(
     }
 )
 
+_WITH_TABLES = (
+    "agreements",
+    "buffers.tables",
+    "changes",
+    "chunks.tables",
+    "copies.tables",
+    "eligibility",
+    "episodes",
+    "flow",
+    "holds",
+    "labels.tables",
+    "leases.tables",
+    "merging.tables",
+    "priorities.blocks",
+    "retention.eviction",
+    "rollout_stats",
+    "rows.payload_parts",
+    "sample_log",
+    "work",
+)
+
+
+def whole_metadata() -> MetaData:
+    """Return the metadata with the tables of all capabilities, as `metadata` alone need not be:
+    whoever opens a buffer does not import all of them.
+    """
+    for name in _WITH_TABLES:
+        import_module(f"sqlbuffer.storage.{name}")
+    return metadata
+
+
 # Byte order everywhere, with any locale of the database.
 KEY = Text().with_variant(Text(collation="C"), "postgresql")
-JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
-JSON_TEXT = Text().with_variant(postgresql.JSON(), "postgresql")
-UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
-TIME = Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+JSON = Json()
+JSON_TEXT = Text().with_variant(sqlalchemy.JSON(), "postgresql")
+UUID = Text().with_variant(sqlalchemy.UUID(as_uuid=False), "postgresql")
+TIME = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
 # SQLite counts row ids only for a column declared INTEGER.
 SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 XID = BigInteger().with_variant(TransactionId(), "postgresql")
@@ -73,7 +108,8 @@ def buffer_key() -> Column[int]:
 
 def vacuumed_tables() -> list[str]:
     """Return the tables whose `info` marks that their rows die often."""
-    return [name for name, table in metadata.tables.items() if table.info.get("is_vacuumed")]
+    tables = whole_metadata().sorted_tables
+    return [table.name for table in tables if table.info.get("is_vacuumed")]
 
 
 def seq_key() -> tuple[Column[int], Column[int]]:
@@ -104,6 +140,25 @@ def index_transactions(table: Table) -> None:
     column = table.c
     name = f"ix_{table.name}_buffer_id_xid"
     Index(name, column.buffer_id, column.xid, sqlite_where=column.xid.is_not(None))
+
+
+def partial_index(
+    name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
+) -> None:
+    """Add an index of the rows for which a condition is true.
+
+    SQLAlchemy's parameter for the condition would import the dialect of PostgreSQL.
+    """
+    Index(name, *columns, unique=unique, info={"where": where})
+
+
+@compiles(CreateIndex, "postgresql", "sqlite")
+def _create_index(element: CreateIndex, compiler: Any, **kw: Any) -> str:
+    index: Index = element.element
+    if "where" in index.info:
+        index.dialect_options[compiler.dialect.name]["where"] = index.info["where"]
+    created: str = compiler.visit_create_index(element, **kw)
+    return created
 
 
 def json_parameter(name: str) -> Any:
@@ -156,14 +211,19 @@ class Overlay(NamedTuple):
     learner_sets_flag: bool
 
 
-OVERLAYS: dict[str, Overlay] = {}
+_overlays: dict[str, Overlay] = {}
+
+
+def overlays() -> Mapping[str, Overlay]:
+    """Return the overlays of all capabilities, by name."""
+    whole_metadata()
+    return dict(sorted(_overlays.items()))
 
 
 def overlay_table(
     name: str,
     *columns: Column[Any],
     flag: str,
-    flag_comment: str | None = None,
     leaves_late: bool = False,
     writer_may: str = "",
     learner_may: str = "",
@@ -177,8 +237,6 @@ def overlay_table(
         name: Its name.
         columns: Its columns without the two of the key.
         flag: See `Overlay`.
-        flag_comment: Comment of the flag's column, if this table adds it; None if another overlay
-            does.
         leaves_late: See `Overlay`.
         writer_may: Rights of writers in addition to reading.
         learner_may: Rights of learners in addition to reading.
@@ -193,17 +251,8 @@ def overlay_table(
     }
     key = {"integer_key": "seq"} if integer_key else {}
     table = Table(name, metadata, *seq_key(), *columns, info=info | key, **options)
-    if flag_comment is not None:
-        flag_column(flag, flag_comment)
-    OVERLAYS[name] = Overlay(table, flag, leaves_late, learner_sets_flag)
+    _overlays[name] = Overlay(table, flag, leaves_late, learner_sets_flag)
     return table
-
-
-def flag_column(name: str, comment: str) -> None:
-    """Add a column to `buffers` that is true if a buffer may have rows in some table."""
-    metadata.tables["buffers"].append_column(
-        Column(name, Boolean, nullable=False, server_default=false(), comment=comment)
-    )
 
 
 def delete_range(
@@ -218,9 +267,9 @@ def delete_range(
 def roles_script() -> str:
     """Return the SQL that creates the roles, each with the least rights."""
     script = resources.files("sqlbuffer.storage.schema") / "roles.sql"
-    flags = {overlay.flag: None for overlay in OVERLAYS.values() if overlay.learner_sets_flag}
+    flags = {overlay.flag: None for overlay in overlays().values() if overlay.learner_sets_flag}
     return script.read_text(encoding="utf-8").format(
-        tables=", ".join(metadata.tables),
+        tables=", ".join(table.name for table in whole_metadata().sorted_tables),
         vacuumed=", ".join(vacuumed_tables()),
         flags=", ".join(flags),
         grants="\n".join(_grants()),
@@ -228,7 +277,7 @@ def roles_script() -> str:
 
 
 def _grants() -> Iterator[str]:
-    for name, table in metadata.tables.items():
+    for table in whole_metadata().sorted_tables:
         for role in ("writer", "learner"):
             if rights := table.info.get(f"{role}_may"):
-                yield f"GRANT {rights} ON {name} TO sqlbuffer_{role};"
+                yield f"GRANT {rights} ON {table.name} TO sqlbuffer_{role};"

@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Column, Dialect, Table, UniqueConstraint
 from sqlalchemy.dialects import postgresql
 
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.storage.schema.views import VIEWS, View
 
@@ -78,7 +78,7 @@ def views_section() -> str:
 
 def tables_section() -> str:
     """Return the tables as Markdown: those that users read column by column, then the others."""
-    tables = metadata.sorted_tables
+    tables = whole_metadata().sorted_tables
     inner = (f"- `{table.name}`: {INNER[table.name]}" for table in tables if table.name in INNER)
     shown = (_table(table) for table in tables if table.name not in INNER)
     return "\n\n".join([*shown, "### Other tables", "\n".join(inner)])

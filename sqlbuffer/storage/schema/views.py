@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 
 Kind = Literal["text", "integer", "real", "boolean", "time", "JSON"]
 
@@ -563,7 +563,7 @@ def nearest_relation(reason: str) -> str | None:
     if missing is None:
         return None
     name = (missing[1] or missing[2]).rpartition(".")[2].lower()
-    near = difflib.get_close_matches(name[:100], [*VIEWS, *metadata.tables], n=1)
+    near = difflib.get_close_matches(name[:100], [*VIEWS, *whole_metadata().tables], n=1)
     return near[0] if near else None
 
 
@@ -587,7 +587,10 @@ def _comments() -> Iterator[tuple[tuple[str, str | None], str]]:
     for name, text in INNER_VIEWS.items():
         yield (name, None), text
     for column in INSERTABLE:
-        yield ("new_experiences", column), metadata.tables["experiences"].c[column].comment or ""
+        yield (
+            ("new_experiences", column),
+            whole_metadata().tables["experiences"].c[column].comment or "",
+        )
 
 
 def statement() -> str:

@@ -28,7 +28,7 @@ from sqlbuffer.steps import StoreResult, is_uuid, uuid7
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
-from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
+from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write, rows_of_steps
 from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, numbered_from, share_chunks
@@ -1003,11 +1003,6 @@ T = TypeVar("T")
 InsertChunks = Callable[[ChunkBatch], StoreResult]
 
 
-# A chunk leaves fewer dead rows than its steps as rows would. So many of them count as one row,
-# until the next look at dead rows is due.
-STEPS_PER_ROW = 3
-
-
 class ChunkWriter:
     """Stores the chunks of a buffer.
 
@@ -1056,7 +1051,7 @@ class ChunkWriter:
             return once.run(buffer.engine, durability, insert, notes=bool(batch.chunks))
 
         result = buffer.with_retries(attempt)
-        n_rows = -(-result.inserted // STEPS_PER_ROW)
+        n_rows = rows_of_steps(result.inserted)
         clean_after_write(buffer.engine, n_rows, batch.n_bytes, buffer.watermark)
         self._wrote()
         return result
@@ -1086,7 +1081,7 @@ class ChunkWriter:
             return work(connection, insert)
 
         result = buffer.write(inserting)
-        n_rows = -(-n_steps // STEPS_PER_ROW)
+        n_rows = rows_of_steps(n_steps)
         clean_after_write(buffer.engine, n_rows, n_bytes, buffer.watermark)
         self._wrote()
         return result

@@ -19,7 +19,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.browsing import read_pool
 from sqlbuffer.storage.browsing.read_pool import ReadPool
-from sqlbuffer.storage.database import readonly
+from sqlbuffer.storage.database import readonly, readonly_server
 from sqlbuffer.storage.database.statement_process import StatementLimits
 from tests.support import sql
 from tests.support.array_rows import make_array_row
@@ -110,7 +110,7 @@ def small_memory(monkeypatch):
     if not peak.exists():
         pytest.skip("allowed: this system does not forget the most memory that a process had")
     peak.write_text("5")
-    for module in (read_pool, readonly):
+    for module in (read_pool, readonly, readonly_server):
         monkeypatch.setattr(module, "MAX_GROWTH_BYTES", 64 * 2**20)
 
 

@@ -539,6 +539,32 @@ def test_a_buffer_tells_how_it_was_made(buffer_url):
         assert again.alpha == 0.5
 
 
+# Whoever opens a buffer does not wait for the modules of what it may do later.
+
+OPENING = "from sqlbuffer import ReplayBuffer; ReplayBuffer(url)"
+LISTING = "from sqlbuffer.cli import app; app(['ls', url], standalone_mode=False)"
+IMPORTED = """
+import sys
+url = sys.argv[1]
+{}
+needless = {{"alembic", "psycopg", "sqlalchemy.dialects.postgresql"}} | {{
+    f"sqlbuffer.{{name}}" for name in (
+        "front", "storage.chunks", "storage.draws", "storage.episodes", "storage.leases",
+        "storage.priorities", "storage.rows", "storage.sampling", "storage.work",
+        "storage.writing",
+    )
+}}
+assert not needless & set(sys.modules), needless & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("call", [OPENING, LISTING], ids=["open", "ls"])
+def test_opening_and_listing_a_file_import_nothing_for_later_calls(sqlite_url, call):
+    ReplayBuffer(sqlite_url).close()
+    code = IMPORTED.format(call)
+    subprocess.run([sys.executable, "-c", code, sqlite_url], check=True, stdout=subprocess.DEVNULL)
+
+
 # Core calls do what the layout of a buffer needs, and nothing where it is plain.
 
 

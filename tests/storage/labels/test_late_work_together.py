@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from tests.support.fragments import make_fragment, parts_of
 from tests.support.leases import expire, none_left, steps_leased, store
 from tests.support.sql import run, scalar, stored_rows
@@ -110,7 +110,7 @@ def test_a_group_that_is_given_up_stays_where_a_row_is_in_quarantine_or_none_mat
 
 def _tables_with_rows(url: str) -> dict[str, int]:
     """Return how many rows each table has of those that name a buffer."""
-    names = [name for name, table in metadata.tables.items() if "buffer_id" in table.c]
+    names = [name for name, table in whole_metadata().tables.items() if "buffer_id" in table.c]
     counts = {name: scalar(url, f"SELECT count(*) FROM {name}") for name in names}
     return {name: n for name, n in counts.items() if n}
 

@@ -1,6 +1,8 @@
 """The migrations make what the models say, and can go there and back."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,13 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import NamesTakenError
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations import migrate, status
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 from tests.support.schema import objects_of, schema_of
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
-TABLES = sorted(metadata.tables)
+TABLES = sorted(whole_metadata().tables)
 
 
 def scripts():
@@ -38,7 +40,7 @@ def model_url(database_url, make_database_url):
     """Return a database whose tables the models made, of the kind of `database_url`."""
     url = make_database_url("sqlite" if is_sqlite(database_url) else "postgresql")
     with connected(url) as connection:
-        metadata.create_all(connection)
+        whole_metadata().create_all(connection)
     return url
 
 
@@ -53,7 +55,19 @@ def test_alembic_finds_no_difference_between_migrations_and_models(buffer_url):
                 **options,
             },
         )
-        assert compare_metadata(context, metadata) == []
+        assert compare_metadata(context, whole_metadata()) == []
+
+
+def test_a_process_that_imports_the_metadata_alone_knows_every_table(sqlite_url):
+    ReplayBuffer(sqlite_url).close()
+    code = (
+        "from sqlbuffer.storage.schema.metadata import whole_metadata; "
+        "print(*whole_metadata().tables)"
+    )
+    known = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    with connected(sqlite_url) as connection:
+        tables = set(inspect(connection).get_table_names()) - {migrate.VERSION_TABLE}
+    assert set(known.stdout.split()) == tables
 
 
 @pytest.mark.thorough
@@ -69,7 +83,7 @@ def test_postgresql_keeps_no_statistics_of_which_buffer_a_row_belongs_to(make_da
         JOIN pg_class c ON c.oid = a.attrelid
         WHERE a.attname = 'buffer_id' AND c.relkind = 'r'"""
     targets = dict(run(url, columns))
-    with_buffers = {name for name in TABLES if "buffer_id" in metadata.tables[name].c}
+    with_buffers = {name for name in TABLES if "buffer_id" in whole_metadata().tables[name].c}
     assert targets == dict.fromkeys(with_buffers, 0)
 
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sqlbuffer.storage.database import vacuum
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from tests.conftest import close_pool
 from tests.support.sql import buffer_id, fill, run, run_outside_transaction
 
@@ -46,7 +46,7 @@ KNOWN = (
 
 def fill_known(url):
     """Fill the buffer `known`, and have the statistics of PostgreSQL know it alone."""
-    for name, table in metadata.tables.items():
+    for name, table in whole_metadata().tables.items():
         if "buffer_id" in table.c:
             run(url, f"ALTER TABLE {name} SET (autovacuum_enabled = false)")
     with fill(url, KNOWN_ROWS, name="known", rows_per_task=20, leases=True):
@@ -59,7 +59,7 @@ def fill_known(url):
 def forget_statistics(url):
     """Make a database what it would be if its tables had never been analyzed."""
     of_tables = "IN (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS name)"
-    names = list(metadata.tables)
+    names = list(whole_metadata().tables)
     run(url, f"DELETE FROM pg_statistic WHERE starelid {of_tables}", names=names)
     run(url, f"UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid {of_tables}", names=names)
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.memmap.slots import BookChange
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
 from tests.support.watch import watched
 
@@ -123,7 +123,7 @@ def copied_chunks(url, name, number, numbers, values):
     first_seq = f"c.first_seq + g.s * {N_STEPS}"
     id_ = "lower(hex(randomblob(16)))" if is_sqlite(url) else "gen_random_uuid()"
     given = {**values, "first_seq": first_seq, "id": id_}
-    columns = [c.name for c in metadata.tables[name].c if c.name != "xid"]
+    columns = [c.name for c in whole_metadata().tables[name].c if c.name != "xid"]
     own = [given.get(column, f"c.{column}") for column in columns]
     if is_sqlite(url):
         columns, own = ["key", *columns], [f"{number} << 40 | ({first_seq})", *own]

@@ -7,7 +7,7 @@ from sqlalchemy import table as lightweight
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.schema.metadata import OVERLAYS, delete_range, metadata
+from sqlbuffer.storage.schema.metadata import delete_range, overlays, whole_metadata
 from tests.support.sql import buffer_id, connected, run, scalar
 from tests.support.stepped_rows import make_row, step_is
 
@@ -20,9 +20,9 @@ def some_value(column):
 
 def mark_rows(url, name):
     """Write a row of the overlay for each row of the buffer that has none."""
-    overlay = OVERLAYS[name]
+    overlay = overlays()[name]
     run(url, f"UPDATE buffers SET {overlay.flag} = true")
-    table, experiences = overlay.table, metadata.tables["experiences"]
+    table, experiences = overlay.table, whole_metadata().tables["experiences"]
     has_one = select(1).where(
         table.c.buffer_id == experiences.c.buffer_id, table.c.seq == experiences.c.seq
     )
@@ -47,7 +47,7 @@ def seqs_in(url, table):
     return [seq for (seq,) in run(url, f"SELECT seq FROM {table} ORDER BY seq")]
 
 
-@pytest.fixture(params=OVERLAYS)
+@pytest.fixture(params=overlays())
 def overlay(request):
     return request.param
 
@@ -92,10 +92,10 @@ def test_a_row_that_is_evicted_leaves_an_overlay_at_once_or_by_range(buffer_url,
         mark_rows(buffer_url, overlay)
         buffer.store_batch([make_row(step) for step in range(4, 7)])
         mark_rows(buffer_url, overlay)
-        if OVERLAYS[overlay].leaves_late:
+        if overlays()[overlay].leaves_late:
             assert seqs_in(buffer_url, overlay) == [1, 2, 3, 4, 5, 6, 7]
             with engine_for(resolve_url(buffer_url)).begin() as connection:
-                table = OVERLAYS[overlay].table
+                table = overlays()[overlay].table
                 delete_range(connection, table, buffer_id(buffer_url), above=0, up_to=3)
         assert seqs_in(buffer_url, overlay) == seqs_in(buffer_url, "experiences") == [4, 5, 6, 7]
 
@@ -120,20 +120,22 @@ OF_CHUNKS = {
 def test_every_table_by_buffer_and_seq_is_registered():
     by_seq = {
         name
-        for name, table in metadata.tables.items()
+        for name, table in whole_metadata().tables.items()
         if {"buffer_id", "seq"} <= {column.name for column in table.primary_key}
     }
     # A row of `time_marks` is about all steps up to its number.
-    assert by_seq == {"experiences", "time_marks", *OVERLAYS, *OF_CHUNKS} - {"chunks"}
+    assert by_seq == {"experiences", "time_marks", *overlays(), *OF_CHUNKS} - {"chunks"}
 
 
 def test_every_flag_is_a_column_of_buffers():
-    flags = {column.name for column in metadata.tables["buffers"].c if column.name[:4] == "has_"}
-    known = {overlay.flag for overlay in OVERLAYS.values()} | set(OF_CHUNKS.values())
+    flags = {
+        column.name for column in whole_metadata().tables["buffers"].c if column.name[:4] == "has_"
+    }
+    known = {overlay.flag for overlay in overlays().values()} | set(OF_CHUNKS.values())
     assert known | {"has_followers", "has_holds", "has_messages"} == flags
 
 
 def test_the_library_vacuums_every_overlay(make_database_url):
     url = make_database_url("postgresql", schema=True)
     with connected(url) as connection:
-        assert set(OVERLAYS) <= {table.name for table in vacuum._tables(connection)}
+        assert set(overlays()) <= {table.name for table in vacuum._tables(connection)}

@@ -7,7 +7,7 @@ import pytest
 from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.schema import reference, views
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 from sqlbuffer.storage.schema.views import VIEWS
 from tests.support.markdown import ROOT
 
@@ -32,7 +32,7 @@ def test_the_document_is_what_the_generator_makes(page):
 
 
 def test_inner_tables_are_tables_and_the_views_that_they_name_are_views():
-    assert set(reference.INNER) <= set(reference.metadata.tables)
+    assert set(reference.INNER) <= set(whole_metadata().tables)
     assert set(re.findall(r"`(v_\w+)`", " ".join(reference.INNER.values()))) <= set(VIEWS)
 
 
@@ -104,7 +104,7 @@ def test_each_column_of_a_table_has_its_description(make_database_url):
     url = make_database_url("postgresql", schema=True)
     wanted = {
         (table.name, column.name): column.comment
-        for table in metadata.sorted_tables
+        for table in whole_metadata().sorted_tables
         for column in table.columns
     }
     assert comments_of(url, "r") == wanted
