@@ -236,13 +236,8 @@ class ReplayBuffer:
         return BatchSampler(self._store, self._decoding)
 
     @late_part
-    def _reader_of(self) -> dict[BufferStore, RowReader]:
-        from sqlbuffer.front.reading import RowDecoding, RowReader
-
-        return {
-            store: RowReader(store.rows, RowDecoding(store.source, *self._rebuilders))
-            for store in (self._store, self._store.reading)
-        }
+    def _readers(self) -> dict[BufferStore, RowReader]:
+        return {}
 
     @late_part
     def _changes(self) -> RowChanges:
@@ -271,7 +266,16 @@ class ReplayBuffer:
     @property
     def _reader(self) -> RowReader:
         """Reads the rows, from a standby if there is one."""
-        return self._reader_of[self._store.reading]
+        return self._reader_of(self._store.reading)
+
+    def _reader_of(self, store: BufferStore) -> RowReader:
+        reader = self._readers.get(store)
+        if reader is not None:
+            return reader
+        from sqlbuffer.front.reading import RowDecoding, RowReader
+
+        decoding = RowDecoding(store.source, *self._rebuilders)
+        return self._readers.setdefault(store, RowReader(store.rows, decoding))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self._store, "types": self._types, "session": self._own_session}
@@ -725,7 +729,7 @@ class ReplayBuffer:
         of_episode = QueryBuilder().eq("episode_id", episode_id).and_().eq("task_id", task_id)
         its = self._conditions.node(of_episode.build())
         both = its if node == EVERYTHING else Group("all", (its, node))
-        return self._reader_of[self._store].episode(both)
+        return self._reader_of(self._store).episode(both)
 
     def vector_writer(
         self,

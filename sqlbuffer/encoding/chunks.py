@@ -158,8 +158,6 @@ def split_payload(
     )
 
 
-# Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
-MAX_CHUNK_STEPS = 256
 END_BYTES = 9  # of the reward and the flags of a step
 # Of the values of each step that may be missing.
 DTYPES = {

@@ -16,7 +16,6 @@ from sqlbuffer.encoding.blocks import RecordBlocks, pack_blocks
 from sqlbuffer.encoding.chunks import (
     DTYPES,
     END_BYTES,
-    MAX_CHUNK_STEPS,
     ChunkColumns,
     PackedChunk,
     PayloadParts,
@@ -38,7 +37,7 @@ from sqlbuffer.encoding.columns import (
     flag_of,
 )
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.encoding.packing import Layout, RowPacker
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS, Layout, RowPacker
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import (
     MAX_JSON_BYTES,

@@ -17,6 +17,8 @@ from sqlbuffer.display import shown
 from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
 from sqlbuffer.fields import VARIABLE, Casting, FieldSpec, value_or_default
 
+# Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
+MAX_CHUNK_STEPS = 256
 NAMES = ("zstd",)
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _HEAD = np.frombuffer(_MAGIC, np.uint8)

@@ -9,7 +9,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.fields import ON_REQUEST, FieldSpec
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, number_array, number_list, run_list

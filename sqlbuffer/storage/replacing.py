@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.config import DEFAULT_CONFIG, BufferConfig
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS, comparable_values
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.chunks import comparable_values
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS, Layout
 from sqlbuffer.storage.buffers.catalog import SLOTS
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import log_change

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Boolean
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.schema.expressions import processed

@@ -144,7 +144,7 @@ LIMITS = {
         ),
         Limit("levels of JSON below the first", "codec.plain_values.MAX_DEPTH", error=FIELD),
         Limit("value of a document", "storage.documents.MAX_BYTES", "bytes", FIELD),
-        Limit("steps of a chunk", "encoding.chunks.MAX_CHUNK_STEPS", error="next chunk"),
+        Limit("steps of a chunk", "encoding.packing.MAX_CHUNK_STEPS", error="next chunk"),
         Limit(
             "bytes of a chunk on SQLite; a larger step is a chunk",
             "storage.buffers.open_buffer.CHUNK_BYTES[sqlite]", "bytes", "next chunk",

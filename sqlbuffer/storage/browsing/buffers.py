@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, text
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.browsing.rollouts import in_order, rows_in_order

@@ -12,7 +12,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.storage.browsing.rollouts import in_order
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows

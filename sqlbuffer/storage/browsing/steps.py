@@ -23,7 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.codec.plain_values import is_storable_text
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import PLAIN, SelectedFields

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch

@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.storage.schema.expressions import utc_now
 from sqlbuffer.storage.schema.metadata import (
     BYTES,

@@ -13,8 +13,8 @@ from orjson import loads
 from sqlalchemy import Connection, and_, func, select, text
 
 from sqlbuffer.codec.plain_values import dumps
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS, step_rows
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.chunks import step_rows
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS, Layout
 from sqlbuffer.encoding.records import decode_reals
 from sqlbuffer.errors import CopyError, StorageBusyError
 from sqlbuffer.fields import VARIABLE

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, bindparam, literal, select
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING, Node, facts_of_episodes
 from sqlbuffer.storage.buffers.hanging import (

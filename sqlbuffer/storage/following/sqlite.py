@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.storage.database.sqlite import FileConnection
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.following.state import (

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage import flow

@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.config import RETRY_S
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.storage.buffers.window import BLOCK, windows
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.errors import retried, translated

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.chunks.relations import pg_chunk_of

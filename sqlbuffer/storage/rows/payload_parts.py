@@ -23,8 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.codec.decoder import Blob
 from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
 from sqlbuffer.config import BufferConfig
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
-from sqlbuffer.encoding.packing import LENGTH, Layout, item_bytes, shown_row
+from sqlbuffer.encoding.packing import LENGTH, MAX_CHUNK_STEPS, Layout, item_bytes, shown_row
 from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (

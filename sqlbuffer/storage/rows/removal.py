@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.eviction_counts import count_evictions
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer

@@ -19,8 +19,7 @@ from sqlbuffer.checks import (
     checked_items,
     refused,
 )
-from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS, Layout
 from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import EncodedRow

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, Text, bindparam, cast, or_, select, t
 
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.chunks import (
-    MAX_CHUNK_STEPS,
     ChunkColumns,
     PackedChunk,
     same_steps,
@@ -22,7 +21,7 @@ from sqlbuffer.encoding.chunks import (
     step_numbers,
 )
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, PlacedEpisode
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.packing import MAX_CHUNK_STEPS, Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps import StoreResult, is_uuid, uuid7
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
