@@ -26,11 +26,11 @@ Stored = bytes | memoryview
 
 
 class RecordBlocks(NamedTuple):
-    """`records`, `block_steps` and `offsets` of a `PackedChunk`."""
+    """`records`, `block_steps` and `offsets` of several `PackedChunk`."""
 
-    records: bytes
-    block_steps: int
-    offsets: NDArray[np.int64] | None
+    records: list[bytes]
+    block_steps: list[int]
+    offsets: list[NDArray[np.int64] | None]
 
 
 def pack_blocks(
@@ -38,7 +38,7 @@ def pack_blocks(
     records: Stored,
     tails: Sequence[bytes] | None,
     ranges: Sequence[tuple[int, int]],
-) -> list[RecordBlocks]:
+) -> RecordBlocks:
     """Return the blocks of chunks.
 
     Args:
@@ -49,7 +49,8 @@ def pack_blocks(
     """
     size = layout.size_bytes
     if layout.compression is None and tails is None:
-        return [_plain(records[a * size : b * size], b - a) for a, b in ranges]
+        plain = [bytes(records[start * size : stop * size]) for start, stop in ranges]
+        return RecordBlocks(plain, [stop - start for start, stop in ranges], [None] * len(ranges))
     blocks: list[Any] = []
     shapes: list[tuple[int, int]] = []  # steps in a block, blocks
     for start, stop in ranges:
@@ -62,22 +63,22 @@ def pack_blocks(
             blocks.append(heads if tails is None else b"".join([heads, *tails[first:after]]))
         shapes.append((block_steps, len(firsts)))
     stored: list[Any] = list(layout.compress(blocks))
-    packed, done = [], 0
+    packed, done = RecordBlocks([], [], []), 0
     for (start, stop), (block_steps, n_blocks) in zip(ranges, shapes, strict=True):
         compressed = stored[done : done + n_blocks]
         done += n_blocks
         heads = records[start * size : stop * size]
         is_worth = sum(map(len, compressed)) < _WORTH * len(heads)
         if tails is None and not is_worth and not has_frame(heads, stop - start):
-            packed.append(_plain(heads, stop - start))
+            packed.records.append(bytes(heads))
+            packed.block_steps.append(stop - start)
+            packed.offsets.append(None)
             continue
         offsets = np.fromiter(accumulate(map(len, compressed), initial=0), np.int64, n_blocks + 1)
-        packed.append(RecordBlocks(b"".join(compressed), block_steps, offsets))
+        packed.records.append(b"".join(compressed))
+        packed.block_steps.append(block_steps)
+        packed.offsets.append(offsets)
     return packed
-
-
-def _plain(records: Stored, n_steps: int) -> RecordBlocks:
-    return RecordBlocks(bytes(records), n_steps, None)
 
 
 def _block_steps(layout: Layout, largest: int, n_steps: int) -> int:

@@ -7,9 +7,11 @@ start. Where the buffer compresses, the bytes of each step are compressed on the
 is the place of the result.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,8 +252,95 @@ class PackedChunk:
     layout: int = 0
 
 
-new: Callable[[Any], Any] = object.__new__
-set_attribute: Callable[[Any, str, Any], None] = object.__setattr__  # of a frozen instance
+T = TypeVar("T")
+
+_NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
+_new: Callable[[Any], Any] = object.__new__
+_set_attribute: Callable[[Any, str, Any], None] = object.__setattr__  # of a frozen instance
+_values_of = operator.itemgetter(*_NO_VALUES)
+
+
+class ChunkColumns(Sequence[PackedChunk]):
+    """Chunks as one column for each attribute.
+
+    A batch can have a chunk for each step. Objects of them would take longer than the rest of its
+    encoding, so they are made only when one is looked at.
+
+    Args:
+        n: Number of chunks.
+        common: Values that all chunks have in common, by attribute; others are None.
+        columns: For each attribute that differs, its value of each chunk.
+    """
+
+    def __init__(
+        self, n: int, common: Mapping[str, Any], columns: Mapping[str, Sequence[Any]]
+    ) -> None:
+        self._n, self._common, self._columns = n, {**_NO_VALUES, **common}, columns
+        self._results: dict[Callable[..., Any], Any] = {}
+
+    @classmethod
+    def of(cls, chunks: Sequence[PackedChunk]) -> "ChunkColumns":
+        """Return the columns of chunks."""
+        if isinstance(chunks, ChunkColumns):
+            return chunks
+        values = zip(*map(_values_of, map(vars, chunks)), strict=True)
+        columns = cls(len(chunks), {}, dict(zip(_NO_VALUES, values, strict=False)))
+        columns._chunks = list(chunks)
+        return columns
+
+    @cached_property
+    def _chunks(self) -> list[PackedChunk]:
+        names, chunks = tuple(self._columns), []
+        for values in zip(*self._columns.values(), strict=True):
+            # Not by its constructor, which takes 3 us.
+            chunk: PackedChunk = _new(PackedChunk)
+            attributes = self._common.copy()
+            attributes.update(zip(names, values, strict=True))
+            _set_attribute(chunk, "__dict__", attributes)
+            chunks.append(chunk)
+        return chunks
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return the value of an attribute of each chunk."""
+        values = self._columns.get(name)
+        return [self._common[name]] * self._n if values is None else values
+
+    def has(self, name: str) -> bool:
+        """Return True if an attribute is not None for any of the chunks."""
+        values = self._columns.get(name)
+        if values is None:
+            return self._n > 0 and self._common[name] is not None
+        return any(value is not None for value in values)
+
+    def replaced(self, **columns: Sequence[Any]) -> "ChunkColumns":
+        """Return the chunks with other values of some attributes."""
+        return ChunkColumns(self._n, self._common, {**self._columns, **columns})
+
+    def once(self, function: Callable[["ChunkColumns"], T]) -> T:
+        """Return the result of a function of these chunks, which is called the first time only."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: T = self._results[function]
+        return result
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, index: int) -> PackedChunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "ChunkColumns": ...
+
+    def __getitem__(self, index: int | slice) -> "PackedChunk | ChunkColumns":
+        if not isinstance(index, slice):
+            return self._chunks[index]
+        n = len(range(*index.indices(self._n)))
+        columns = {name: values[index] for name, values in self._columns.items()}
+        return ChunkColumns(n, self._common, columns)
+
+    def __iter__(self) -> Iterator[PackedChunk]:
+        return iter(self._chunks)
 
 
 def execute_times(first: Any, last: Any, n_steps: Any, places: Any) -> Any:
@@ -360,7 +449,7 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         raise ValueError("steps of an episode stay together in a chunk")
     rows, size = step_rows(layout, chunk, indexes), layout.size_bytes
     tails = [row[size:] for row in rows] if layout.has_tails else None
-    (blocks,) = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
+    blocks = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
     payloads = arrays = None
     if chunk.payloads is not None:
         parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
@@ -388,9 +477,9 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         **values,
         fields=chunk.fields
         and {name: _taken(per_step, indexes) for name, per_step in chunk.fields.items()},
-        records=blocks.records,
-        block_steps=blocks.block_steps,
-        offsets=blocks.offsets,
+        records=blocks.records[0],
+        block_steps=blocks.block_steps[0],
+        offsets=blocks.offsets[0],
         payloads=payloads,
         payload_arrays=arrays,
         ids=chunk.ids and [chunk.ids[i] for i in places],
@@ -412,16 +501,16 @@ def repacked(chunk: PackedChunk, source: Layout, target: Layout) -> PackedChunk:
         for name, spec in target.specs.items()
     }
     records, tails = target.records(columns, chunk.n_steps).tobytes(), target.tails(columns)
-    (blocks,) = pack_blocks(target, records, tails, [(0, chunk.n_steps)])
+    blocks = pack_blocks(target, records, tails, [(0, chunk.n_steps)])
     comparable = {
         name: comparable_values(columns[name]) for name, spec in target.specs.items() if spec.column
     }
     return replace(
         chunk,
         fields=comparable or None,
-        records=blocks.records,
-        block_steps=blocks.block_steps,
-        offsets=blocks.offsets,
+        records=blocks.records[0],
+        block_steps=blocks.block_steps[0],
+        offsets=blocks.offsets[0],
         layout=target.number,
     )
 

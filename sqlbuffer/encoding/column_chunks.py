@@ -2,9 +2,8 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from sqlbuffer.encoding.chunks import (
     DTYPES,
     END_BYTES,
     MAX_CHUNK_STEPS,
+    ChunkColumns,
     PackedChunk,
     PayloadParts,
     StepPayload,
@@ -27,8 +27,6 @@ from sqlbuffer.encoding.chunks import (
     comparable_values,
     encode_payload,
     join_payloads,
-    new,
-    set_attribute,
     stored_times,
     stored_values,
 )
@@ -55,9 +53,6 @@ from sqlbuffer.steps import PAYLOADS, DataRow, uuid7s
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
 
 
-_NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
-
-
 class PackedColumns(NamedTuple):
     """Columns of steps as chunks.
 
@@ -66,7 +61,7 @@ class PackedColumns(NamedTuple):
         order: For each step in that order its place in the columns, int64 of shape (n,).
     """
 
-    chunks: list[PackedChunk]
+    chunks: ChunkColumns
     order: NDArray[np.int64]
 
 
@@ -113,7 +108,7 @@ def pack_given(
     """Return n steps that were checked as chunks; see `pack_columns`."""
     layout = layout.fixed
     if not columns.n_steps:
-        return PackedColumns([], np.empty(0, np.int64))
+        return PackedColumns(ChunkColumns.of([]), np.empty(0, np.int64))
     records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
     payloads = columns.encoded
@@ -131,7 +126,12 @@ def pack_given(
     if len(ranges) < columns.n_steps:
         cuts = [chunk_ranges(layout, sizes, *group) for group in ranges]
         ranges = list(chain.from_iterable(cuts))
-        keys = [key for key, own_cuts in zip(keys, cuts, strict=True) for _ in own_cuts]
+        if len(ranges) > len(cuts):
+            lengths = list(map(len, cuts))
+            keys = {
+                name: list(chain.from_iterable(map(repeat, values, lengths)))
+                for name, values in keys.items()
+            }
     blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
     chunks = _cut_chunks(layout, columns, order, payloads, episode, None, ranges, keys, blocks)
     return PackedColumns(chunks, np.arange(columns.n_steps) if order is None else order)
@@ -142,7 +142,7 @@ def pack_ranges(
     columns: GivenColumns,
     ranges: Sequence[tuple[int, int]],
     made_at: NDArray[np.float64] | None = None,
-) -> list[PackedChunk]:
+) -> ChunkColumns:
     """Return steps whose chunks are known as these chunks, without another look at the values.
 
     Args:
@@ -154,8 +154,7 @@ def pack_ranges(
     """
     records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
     blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
-    keys = list(zip(*columns.keys.values(), strict=True))
-    payloads = columns.encoded
+    payloads, keys = columns.encoded, columns.keys
     return _cut_chunks(layout, columns, None, payloads, None, made_at, ranges, keys, blocks)
 
 
@@ -189,9 +188,9 @@ def checked_sizes(
 
 def _groups(
     columns: GivenColumns, keeps_order: bool
-) -> tuple[list[Keys], NDArray[np.int64] | None, list[int]]:
-    """Return the keys of each group, the order that puts groups together, or None for the given
-    order, and where each group begins in it, with the end.
+) -> tuple[dict[str, Sequence[Any]], NDArray[np.int64] | None, Sequence[int]]:
+    """Return the groups: for each key its value of each group, the order that puts groups together,
+    or None for the given order, and where each group begins in it, with the end.
 
     Steps of an episode keep their order, or are put in that of their numbers and agents if it has
     several agents. One of its groups ends where another key changes.
@@ -200,21 +199,24 @@ def _groups(
     keys = tuple(columns.keys.values())
     lists = [key for key in keys if isinstance(key, list)]
     if not lists:
-        return [keys], None, [0, n]
+        return {name: [key] for name, key in columns.keys.items()}, None, [0, n]
     # One key is hashed in a fifth of the time of a tuple of all.
     own_keys = lists[0] if len(lists) == 1 else list(zip(*lists, strict=True))
     numbers = {key: i for i, key in enumerate(dict.fromkeys(own_keys))}
-    columns_of_keys = iter([numbers] if len(lists) == 1 else zip(*numbers, strict=True))
-    of_distinct = (next(columns_of_keys) if isinstance(key, list) else repeat(key) for key in keys)
-    distinct_keys: list[Keys] = list(zip(*of_distinct, strict=False))
-    if len(distinct_keys) == n and "episode_key" not in names:
-        return distinct_keys, None, list(range(n + 1))
+    columns_of_keys = iter([list(numbers)] if len(lists) == 1 else zip(*numbers, strict=True))
+    distinct = {
+        name: next(columns_of_keys) if isinstance(key, list) else [key] * len(numbers)
+        for name, key in columns.keys.items()
+    }
+    if len(numbers) == n and "episode_key" not in names:
+        return distinct, None, range(n + 1)
     # Numpy sorts integers of 16 bits in a fifth of the time.
     dtype = np.uint16 if len(numbers) <= 2**16 else np.int64
     key_of = np.fromiter(map(numbers.__getitem__, own_keys), dtype, n)
     order = None
     if not keeps_order:
         if "episode_key" in names:
+            distinct_keys: list[Keys] = list(zip(*distinct.values(), strict=True))
             streams: dict[Keys, int] = {}
             stream_of = [
                 streams.setdefault(_stream(names, key), len(streams)) for key in distinct_keys
@@ -232,7 +234,11 @@ def _groups(
         if order is not None:
             key_of = key_of[order]
     starts = [0, *(np.flatnonzero(key_of[1:] != key_of[:-1]) + 1).tolist()]
-    return [distinct_keys[i] for i in key_of[starts].tolist()], order, [*starts, n]
+    groups = key_of[starts].tolist()
+    of_groups: dict[str, Sequence[Any]] = {
+        name: [values[i] for i in groups] for name, values in distinct.items()
+    }
+    return of_groups, order, [*starts, n]
 
 
 def _stream(names: list[str], key: Keys) -> Keys:
@@ -309,9 +315,9 @@ def _cut_chunks(
     episode: str | None,
     made_at: NDArray[np.float64] | None,
     ranges: Sequence[tuple[int, int]],
-    keys: Sequence[Keys],
-    blocks: Sequence[RecordBlocks],
-) -> list[PackedChunk]:
+    keys: Mapping[str, Sequence[Any]],
+    blocks: RecordBlocks,
+) -> ChunkColumns:
     """Return steps as chunks.
 
     Args:
@@ -322,7 +328,7 @@ def _cut_chunks(
         episode: The episode that the steps are, from its first to its last.
         made_at: See `pack_ranges`.
         ranges: The first step of each chunk, and the one after its last, in the order of numbers.
-        keys: The values of `columns.keys` for each chunk.
+        keys: For each of `columns.keys` its value of each chunk.
         blocks: The records of each chunk.
     """
     starts, stops = zip(*ranges, strict=True)
@@ -330,7 +336,6 @@ def _cut_chunks(
     steps: NDArray[np.int64] = _taken(columns.steps, order)
     packed_at = time.time()
     common = {
-        **_NO_VALUES,
         "layout": layout.number,
         "episode_key": episode,
         "makes_steps": False,
@@ -338,17 +343,17 @@ def _cut_chunks(
         "last_time": packed_at,
     }
     # For each attribute that differs, its value of each chunk.
-    varying: dict[str, Iterable[Any]] = {
+    varying: dict[str, Sequence[Any]] = {
         "id": uuid7s(len(ranges)),
-        "n_steps": map(sub, stops, starts),
-        **dict(zip(tuple(columns.keys), zip(*keys, strict=True), strict=True)),
-        **dict(zip(RecordBlocks._fields, zip(*blocks, strict=True), strict=True)),
+        "n_steps": list(map(sub, stops, starts)),
+        **keys,
+        **blocks._asdict(),
         "step": steps[firsts].tolist(),
     }
     if episode is not None:
         varying["t"] = starts
     elif columns.makes_steps:
-        episodes = varying.get("episode_key", repeat(None, len(ranges)))
+        episodes = varying.get("episode_key", [None] * len(ranges))
         varying["makes_steps"] = [key is not None for key in episodes]
     if made_at is not None:
         varying["t"] = varying["step"]
@@ -361,15 +366,7 @@ def _cut_chunks(
     if payloads is not None:
         joined = [join_payloads(layout, payloads[places]) for places in slices]
         varying["payloads"], varying["payload_arrays"] = zip(*joined, strict=True)
-    names, chunks = tuple(varying), []
-    for values in zip(*varying.values(), strict=True):
-        # Not by its constructor, which takes 3 us: there may be a chunk for each step.
-        chunk: PackedChunk = new(PackedChunk)
-        attributes = common.copy()
-        attributes.update(zip(names, values, strict=True))
-        set_attribute(chunk, "__dict__", attributes)
-        chunks.append(chunk)
-    return chunks
+    return ChunkColumns(len(ranges), common, varying)
 
 
 def _step_lists(
@@ -393,7 +390,7 @@ def _cut_values(
     columns: GivenColumns,
     order: NDArray[np.int64] | None,
     slices: Sequence[slice],
-) -> dict[str, Iterable[Any]]:
+) -> dict[str, Sequence[Any]]:
     """Return the values of the steps of each chunk by attribute; see `_cut_chunks`."""
 
     def cut(values: Any) -> list[Any]:
@@ -407,11 +404,11 @@ def _cut_values(
         "initial_priority": priority,
         "ids": columns.ids,
     }
-    parts: dict[str, Iterable[Any]] = {
+    parts: dict[str, Sequence[Any]] = {
         name: cut(values) for name, values in per_step.items() if values is not None
     }
     if columns.reward is not None and (columns.reward_tags or columns.encoded is not None):
-        parts["reward"] = map(_held_rewards, parts["reward"])
+        parts["reward"] = list(map(_held_rewards, parts["reward"]))
     for name, values in columns.more_values.items():
         if name == "times":
             times = zip(*map(stored_times, cut(values)), strict=True)
@@ -711,10 +708,13 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
     blocks = pack_blocks(layout, records, tails, ranges)
     ids = uuid7s(len(ranges))
     chunks = [
-        _chunk(layout, id_, ordered[start:stop], records[start * size : stop * size], own_blocks)
-        for id_, (start, stop), own_blocks in zip(ids, ranges, blocks, strict=True)
-    ]
-    return PackedColumns(chunks, np.array(order, np.int64))
+        _chunk(
+            layout, ids[i], ordered[start:stop], records[start * size : stop * size],
+            blocks.records[i], blocks.block_steps[i], blocks.offsets[i],
+        )
+        for i, (start, stop) in enumerate(ranges)
+    ]  # fmt: skip
+    return PackedColumns(ChunkColumns.of(chunks), np.array(order, np.int64))
 
 
 def _completed(layout: Layout, step: PackedStep) -> PackedStep:
@@ -725,7 +725,13 @@ def _completed(layout: Layout, step: PackedStep) -> PackedStep:
 
 
 def _chunk(
-    layout: Layout, id_: str, steps: Sequence[PackedStep], records: bytes, blocks: RecordBlocks
+    layout: Layout,
+    id_: str,
+    steps: Sequence[PackedStep],
+    records: bytes,
+    stored: bytes,
+    block_steps: int,
+    offsets: Any,
 ) -> PackedChunk:
     columns = dict(zip(PackedStep._fields, zip(*steps, strict=True), strict=True))
     of, first = steps[0].of, steps[0].t
@@ -758,7 +764,9 @@ def _chunk(
         stored_values(columns["truncated"], np.bool_),
         stored_values(columns["priority"], np.float64),
         fields,
-        *blocks,
+        stored,
+        block_steps,
+        offsets,
         texts,
         arrays,
         None,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.chunks import PackedChunk, StepPayload
+from sqlbuffer.encoding.chunks import ChunkColumns, StepPayload
 from sqlbuffer.encoding.column_chunks import (
     checked_sizes,
     chunk_ranges,
@@ -232,8 +232,8 @@ class GrowingBlock:
         )
 
 
-def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[PackedChunk]:
-    """Return the steps of blocks as chunks.
+def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[ChunkColumns]:
+    """Return the steps of blocks as chunks, those of each writer for themselves.
 
     Args:
         layout: The typed fields of the buffer.
@@ -243,7 +243,7 @@ def pack_step_blocks(layout: Layout, blocks: Iterable[StepBlock]) -> list[Packed
     of_writers: dict[int, list[StepBlock]] = {}
     for block in blocks:
         of_writers.setdefault(id(block.writer), []).append(block)
-    return [chunk for group in of_writers.values() for chunk in _packed(layout, group)]
+    return [_packed(layout, group) for group in of_writers.values()]
 
 
 # Columns that may be missing, and the values of a chunk that they are.
@@ -255,7 +255,7 @@ _OPTIONAL = {
 }
 
 
-def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> list[PackedChunk]:
+def _packed(layout: Layout, blocks: Sequence[StepBlock]) -> ChunkColumns:
     """Return the chunks of the blocks of one writer."""
     numbers = np.concatenate([block.numbers for block in blocks])
     # Environment by environment, and each in the order of its steps.

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.encoding.column_chunks import (
     PackedColumns,
     PackedStep,
@@ -218,7 +220,9 @@ class ChunkEncoding:
         packed = pack_steps(self._layout, singles)
         if not blocks:
             return ChunkBatch(packed.chunks, packed.order, endings, beginnings)
-        chunks = packed.chunks + pack_step_blocks(self._layout, blocks)
+        groups = [packed.chunks] if packed.chunks else []
+        groups += pack_step_blocks(self._layout, blocks)
+        chunks = groups[0] if len(groups) == 1 else ChunkColumns.of([*chain(*groups)])
         return ChunkBatch(chunks, None, endings, beginnings)
 
     def block(

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 from types import NoneType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -564,26 +564,16 @@ def insert_columns(
         for name, values in columns.items()
         if values and (values[0] is not None or values.count(None) < len(values))
     }
-    rows = list(zip(*held.values(), strict=True))
-    insert_rows(connection, table, tuple(held), rows, n_bytes, on_conflict)
-
-
-def insert_rows(
-    connection: Connection,
-    table: str,
-    names: tuple[str, ...],
-    rows: Sequence[tuple[Any, ...]],
-    n_bytes: int,
-    on_conflict: str = "",
-) -> None:
-    """Insert rows as `insert_columns` does, given as values of the named columns."""
-    driver, start = driver_of(connection), 0
+    if not held:
+        return
+    driver, n_left = driver_of(connection), len(next(iter(held.values())))
+    rows = zip(*held.values(), strict=True)
     for n in _ROWS_AT_ONCE if n_bytes <= _BYTES_AT_ONCE else (1,):
-        end = start + (len(rows) - start) // n * n
-        if start < end:
-            joined = [tuple(chain.from_iterable(rows[i : i + n])) for i in range(start, end, n)]
-            driver.executemany(_insert(table, names, n, on_conflict), joined)
-        start = end
+        n_statements, n_left = divmod(n_left, n)
+        if n_statements:
+            # Nobody keeps the tuple of a row: `zip` uses it again for the next one.
+            values = [tuple(chain.from_iterable(islice(rows, n))) for _ in range(n_statements)]
+            driver.executemany(_insert(table, tuple(held), n, on_conflict), values)
 
 
 @lru_cache(maxsize=64)

@@ -378,7 +378,7 @@ def _is_expected(
 
 
 class Keyed(Protocol):
-    """A row or a chunk, with the names of its episode and its session."""
+    """A row or a chunk, with the name of its episode."""
 
     @property
     def episode_key(self) -> str | None:
@@ -395,10 +395,6 @@ class Keyed(Protocol):
     @property
     def model_version(self) -> int | None:
         """Version of the acting model."""
-
-    @property
-    def session_key(self) -> str | None:
-        """The user's id of the session."""
 
     @property
     def group_key(self) -> str | None:
@@ -500,18 +496,18 @@ def check_named(fact: str, key: str, task_id: str, stored: str | None, given: st
 
 
 def session_ids(
-    connection: Connection, buffer_id: int, records: Sequence[Keyed]
+    connection: Connection, buffer_id: int, keys: Sequence[str | None]
 ) -> list[int | None]:
-    """Return the number of each record's session, or None without one; new sessions are made."""
-    keys = sorted({record.session_key for record in records if record.session_key is not None})
-    if not keys:
-        return [None] * len(records)
-    known = _known_sessions(connection, buffer_id, keys)
-    new_sessions = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
+    """Return the number of each session, or None for none; new sessions are made."""
+    distinct = sorted({key for key in keys if key is not None})
+    if not distinct:
+        return [None] * len(keys)
+    known = _known_sessions(connection, buffer_id, distinct)
+    new_sessions = [{"buffer_id": buffer_id, "key": key} for key in distinct if key not in known]
     if new_sessions:
         connection.execute(INSERT_SESSION, new_sessions)
-        known = _known_sessions(connection, buffer_id, keys)
-    return [None if r.session_key is None else known[r.session_key] for r in records]
+        known = _known_sessions(connection, buffer_id, distinct)
+    return [None if key is None else known[key] for key in keys]
 
 
 def locked_episodes(

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.storage.buffers.catalog import SLOTS
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import log_change
-from sqlbuffer.storage.chunks.numbered_chunk import values_json
+from sqlbuffer.storage.chunks.numbered_chunks import values_json
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.store import BufferStore

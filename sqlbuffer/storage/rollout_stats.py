@@ -29,9 +29,10 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.encoding.chunks import ChunkColumns
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects import by_database, insert_rows
+from sqlbuffer.storage.dialects import by_database, insert_columns
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
 # Before rollout_stats: rows of a dropped buffer are deleted here first, so that no trigger
@@ -202,18 +203,23 @@ class AddedSteps:
         self.rollouts: dict[tuple[str, int], list[Any]] = {}
 
     @classmethod
-    def of_chunks(cls, numbered: Sequence[NumberedChunk]) -> "AddedSteps":
+    def of_chunks(cls, numbered: NumberedChunks) -> "AddedSteps":
         """Return the sums of the steps of chunks."""
-        added = cls()
-        totals = _totals([one.chunk.reward for one in numbered])
-        rollouts = added.rollouts
-        for one, total in zip(numbered, totals, strict=True):
-            chunk, first_seq = one.chunk, one.first_seq
-            key, n = (chunk.task_id, one.episode_id or 0), chunk.n_steps
-            if key in rollouts:
-                added._add(key, n, total, first_seq, first_seq + n - 1)
-            else:  # as always if all tasks are different
-                rollouts[key] = [n, total, first_seq, first_seq + n - 1]
+        chunks, firsts = numbered.chunks, numbered.first_seqs
+        lengths, totals = chunks.column("n_steps"), chunks.once(totals_of_rewards)
+        lasts = [first + n - 1 for first, n in zip(firsts, lengths, strict=True)]
+        episodes_or_0 = [episode_id or 0 for episode_id in numbered.episode_ids]
+        keys = list(zip(chunks.column("task_id"), episodes_or_0, strict=True))
+        added, distinct = cls(), set(keys)
+        if len(distinct) == 1:
+            held = [total for total in totals if total is not None]
+            added.rollouts[keys[0]] = [
+                sum(lengths), sum(held) if held else None, firsts[0], lasts[-1],
+            ]  # fmt: skip
+            return added
+        sums = zip(lengths, totals, firsts, lasts, strict=True)
+        for key, of_chunk in zip(keys, sums, strict=True):
+            added._add(key, *of_chunk)
         return added
 
     @classmethod
@@ -253,8 +259,9 @@ def within_range(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) > LARGEST else value
 
 
-def _totals(column: Sequence[Any]) -> list[float | None]:
+def totals_of_rewards(chunks: ChunkColumns) -> list[float | None]:
     """Return the sum of the rewards of each chunk; None if no step has one."""
+    column = chunks.column("reward")
     if set(map(type, column)) == {np.ndarray}:
         starts = list(accumulate(map(len, column[:-1]), initial=0))
         with np.errstate(invalid="ignore", over="ignore"):
@@ -277,16 +284,6 @@ def _total(rewards: Any) -> float | None:
     return sum(map(within_range, values.tolist())) if len(values) else None
 
 
-_SQLITE_COLUMNS = (
-    "buffer_id",
-    "task_id",
-    "episode_id",
-    "length",
-    '"return"',
-    "first_seq",
-    "last_seq",
-    "group_id",
-)
 # The same as in the triggers for plain SQL; SQLite stores null for NaN.
 _SQLITE_ADD = """
 ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
@@ -298,25 +295,56 @@ SET length = length + excluded.length,
 
 
 _SQLITE_ADD_EPISODE = f"""
-INSERT INTO rollout_stats ({", ".join(_SQLITE_COLUMNS)}, reward, is_aborted)
+INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq,
+    group_id, reward, is_aborted)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, coalesce(group_id, task_id), reward, status = 'aborted'
 FROM episodes WHERE id = ?3
 {_SQLITE_ADD}
 """
 
 
+def sqlite_add_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
+    """Add the steps of chunks to their rollouts."""
+    chunks, firsts = numbered.chunks, numbered.first_seqs
+    tasks, lengths = chunks.column("task_id"), chunks.column("n_steps")
+    if any(numbered.episode_ids) or len(set(tasks)) < len(tasks):
+        sqlite_add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
+        return
+    lasts = [first + n - 1 for first, n in zip(firsts, lengths, strict=True)]
+    sums = (lengths, chunks.once(totals_of_rewards), firsts, lasts)
+    _sqlite_add_tasks(connection, buffer_id, tasks, sums)
+
+
 def sqlite_add_steps(connection: Connection, buffer_id: int, added: AddedSteps) -> None:
     """Add steps to their rollouts; triggers keep the groups."""
-    of_tasks = [
-        (buffer_id, task_id, 0, *sums, task_id)
-        for (task_id, episode_id), sums in added.rollouts.items()
-        if not episode_id
-    ]
+    of_tasks = {key: sums for key, sums in added.rollouts.items() if not key[1]}
     if of_tasks:
-        insert_rows(connection, "rollout_stats", _SQLITE_COLUMNS, of_tasks, 0, _SQLITE_ADD)
+        sums = tuple(zip(*of_tasks.values(), strict=True))
+        _sqlite_add_tasks(connection, buffer_id, [task for task, _ in of_tasks], sums)
     if len(of_tasks) < len(added.rollouts):
         of_episodes = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items() if key[1]]
         driver_of(connection).executemany(_SQLITE_ADD_EPISODE, of_episodes)
+
+
+def _sqlite_add_tasks(
+    connection: Connection,
+    buffer_id: int,
+    tasks: Sequence[str],
+    sums: tuple[Sequence[Any], ...],
+) -> None:
+    """Add steps without episodes, of different tasks; the sums as in `AddedSteps`."""
+    lengths, returns, firsts, lasts = sums
+    columns = {
+        "buffer_id": [buffer_id] * len(tasks),
+        "task_id": tasks,
+        "episode_id": [0] * len(tasks),
+        "length": lengths,
+        '"return"': returns,
+        "first_seq": firsts,
+        "last_seq": lasts,
+        "group_id": tasks,
+    }
+    insert_columns(connection, "rollout_stats", columns, 0, _SQLITE_ADD)
 
 
 Rollout = tuple[str, int]  # the task, and the number of the episode or 0

@@ -96,9 +96,9 @@ def test_what_was_packed_comes_back(drawn, episode):
 
 def test_columns_without_steps_make_no_chunk():
     packed = pack_columns(SMALL, {"x": []})
-    assert (packed.chunks, packed.order.tolist()) == ([], [])
+    assert (list(packed.chunks), packed.order.tolist()) == ([], [])
     packed = pack_columns(SMALL, {"x": [], "task_id": []})
-    assert (packed.chunks, packed.order.tolist()) == ([], [])
+    assert (list(packed.chunks), packed.order.tolist()) == ([], [])
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(1, [1]), (256, [256]), (257, [256, 1])])

@@ -24,7 +24,13 @@ from sqlbuffer.copying import (
     merge_options,
     mergeable_differences,
 )
-from sqlbuffer.encoding.chunks import PayloadParts, collected_payload, execute_times, stored_times
+from sqlbuffer.encoding.chunks import (
+    ChunkColumns,
+    PayloadParts,
+    collected_payload,
+    execute_times,
+    stored_times,
+)
 from sqlbuffer.encoding.column_chunks import pack_ranges
 from sqlbuffer.encoding.columns import GivenColumns
 from sqlbuffer.encoding.packing import Layout
@@ -733,7 +739,7 @@ def _place_chunks(
     restored: RestoredSteps,
     steps: StepTable,
     runs: StepRuns,
-    chunks: list[Any],
+    chunks: ChunkColumns,
     times: NDArray[np.float64],
 ) -> None:
     """Give chunks their ids, numbers, places in episodes and times."""

@@ -200,13 +200,14 @@ def count_full_blocks(connection: Connection, buffer_id: int, seqs: Sequence[int
     """Count the rows of the blocks that an insert of these numbers has filled."""
     if not seqs or seqs[0] // BLOCK >= (seqs[-1] + 1) // BLOCK:
         return
-    next_blocks = connection.exec_driver_sql(_NEXT_BLOCK, {"id": buffer_id}).one_or_none()
+    driver = driver_of(connection)
+    next_blocks = driver.execute(_NEXT_BLOCK, {"id": buffer_id}).fetchone()
     if next_blocks is None:
         return
     next_block, cut_block = next_blocks
     blocks = range(next_block, min((seqs[-1] + 1) // BLOCK, next_block + BLOCKS_AT_ONCE))
-    connection.exec_driver_sql(_COUNT, {"id": buffer_id, "blocks": json.dumps([*blocks])})
-    connection.exec_driver_sql(
+    driver.execute(_COUNT, {"id": buffer_id, "blocks": json.dumps([*blocks])})
+    driver.execute(
         "DELETE FROM row_blocks WHERE buffer_id = ? AND block <= ?", (buffer_id, cut_block)
     )
 

@@ -1,16 +1,15 @@
 """Inserts, reads and evicts chunks on PostgreSQL."""
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.buffers.writes import WriteId
-from sqlbuffer.storage.chunks.numbered_chunk import (
-    NumberedChunk,
+from sqlbuffer.storage.chunks.numbered_chunks import (
+    NumberedChunks,
     fields_json,
     flag_columns,
     numbered_chunks,
@@ -68,28 +67,32 @@ _STORE = (
 )
 
 
-def n_bytes_of(chunk: PackedChunk) -> int:
-    """Return the approximate size of what is sent of a chunk."""
-    texts = sum(map(len, filter(None, chunk.payloads or ())))
-    return len(chunk.records) + len(chunk.payload_arrays or b"") + texts
+def sizes_of(chunks: ChunkColumns) -> list[int]:
+    """Return the approximate size of what is sent of each chunk."""
+    sizes = list(map(len, chunks.column("records")))
+    for name, size_of in (("payload_arrays", len), ("payloads", _n_characters)):
+        if chunks.has(name):
+            column = chunks.column(name)
+            sizes = [size + size_of(value or ()) for size, value in zip(sizes, column, strict=True)]
+    return sizes
 
 
-def insert_chunks(
-    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
-) -> None:
+def _n_characters(texts: Sequence[str | None]) -> int:
+    return sum(map(len, filter(None, texts)))
+
+
+def insert_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
     """Write chunks under their numbers."""
-    of_call: list[NumberedChunk] = []
-    n_bytes = 0
-    for one in numbered:
-        n_bytes += n_bytes_of(one.chunk)
-        if of_call and n_bytes > MOST_BYTES:
-            _insert(connection, buffer_id, of_call)
-            of_call, n_bytes = [], n_bytes_of(one.chunk)
-        of_call.append(one)
-    _insert(connection, buffer_id, of_call)
+    start = n_bytes = 0
+    for place, size in enumerate(sizes_of(numbered.chunks)):
+        n_bytes += size
+        if place > start and n_bytes > MOST_BYTES:
+            _insert(connection, buffer_id, numbered.part(slice(start, place)))
+            start, n_bytes = place, size
+    _insert(connection, buffer_id, numbered.part(slice(start, None)) if start else numbered)
 
 
-def _insert(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
+def _insert(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
     values = (b"%d" % buffer_id, _packed(connection, numbered))
     run_statement(connection, Statement(_INSERT, values, (False, True)))
 
@@ -97,7 +100,7 @@ def _insert(connection: Connection, buffer_id: int, numbered: Sequence[NumberedC
 def store_chunks(
     connection: Connection,
     buffer_id: int,
-    packed: Sequence[PackedChunk],
+    packed: ChunkColumns,
     episodes: Sequence[PlacedEpisode],
     largest: float | None,
     note: WriteId | None,
@@ -118,7 +121,7 @@ def store_chunks(
     numbered = numbered_chunks(packed, 0, None, episodes, range(1, len(episodes) + 1))
     values = (
         b"%d" % buffer_id,
-        b"%d" % sum([chunk.n_steps for chunk in packed]),
+        b"%d" % numbered.n_steps,
         None if largest is None else repr(largest).encode(),
         None if note is None else note.write_id.encode(),
         None if note is None else b"%f" % note.keep_s,
@@ -167,47 +170,47 @@ def _packed_episodes(connection: Connection, episodes: Sequence[PlacedEpisode]) 
     return composite_array(_type_oids(connection)[1], len(episodes), columns)
 
 
-def _packed(connection: Connection, numbered: Sequence[NumberedChunk]) -> bytes:
+def _packed(connection: Connection, numbered: NumberedChunks) -> bytes:
     """Return chunks as an array of the server; their numbers are places."""
-    packed = [one.chunk for one in numbered]
-    flags = flag_columns(packed)
+    packed = numbered.chunks
+    flags, times = flag_columns(packed), numbered.inserted_at or [None] * len(packed)
 
     def fields(name: str, encode: Callable[[Any], bytes]) -> Fields:
-        return fields_of(list(map(attrgetter(name), packed)), encode)
+        return fields_of(packed.column(name), encode)
 
     # In the order of the type.
     columns: list[tuple[int, Fields]] = [
-        (Oid.BIGINT, fields_of([one.first_seq for one in numbered], bigint_field)),
+        (Oid.BIGINT, fields_of(numbered.first_seqs, bigint_field)),
         (Oid.INTEGER, fields("n_steps", integer_field)),
-        (Oid.UUID, uuid_fields([chunk.id for chunk in packed])),
+        (Oid.UUID, uuid_fields(packed.column("id"))),
         (Oid.TEXT, fields("task_id", text_field)),
         (Oid.TEXT, fields("task_name", text_field)),
         (Oid.TEXT, fields("agent_id", text_field)),
         (Oid.TEXT, fields("pre_agent", text_field)),
-        (Oid.BIGINT, fields_of([one.episode_id for one in numbered], bigint_field)),
+        (Oid.BIGINT, fields_of(numbered.episode_ids, bigint_field)),
         (Oid.INTEGER, fields("t", integer_field)),
         (Oid.BIGINT, fields("step", bigint_field)),
-        (Oid.BIGINTS, bigint_array_fields([chunk.steps for chunk in packed])),
-        (Oid.INTEGER, fields_of([one.session_id for one in numbered], integer_field)),
+        (Oid.BIGINTS, bigint_array_fields(packed.column("steps"))),
+        (Oid.INTEGER, fields_of(numbered.session_ids, integer_field)),
         (Oid.BIGINT, fields("model_version", bigint_field)),
         (Oid.DOUBLE, fields("first_time", double_field)),
         (Oid.DOUBLE, fields("last_time", double_field)),
-        (Oid.DOUBLES, double_array_fields([chunk.times for chunk in packed])),
-        (Oid.DOUBLES, double_array_fields([chunk.reward for chunk in packed])),
-        (Oid.DOUBLES, double_array_fields([chunk.adv_t for chunk in packed])),
-        (Oid.DOUBLES, double_array_fields([chunk.v_t for chunk in packed])),
+        (Oid.DOUBLES, double_array_fields(packed.column("times"))),
+        (Oid.DOUBLES, double_array_fields(packed.column("reward"))),
+        (Oid.DOUBLES, double_array_fields(packed.column("adv_t"))),
+        (Oid.DOUBLES, double_array_fields(packed.column("v_t"))),
         (Oid.BOOLEANS, bool_array_fields(flags.terminated)),
         (Oid.BOOLEANS, bool_array_fields(flags.truncated)),
-        (Oid.DOUBLES, double_array_fields([one.initial_priority for one in numbered])),
-        (Oid.JSONB, fields_of([fields_json(chunk.fields) for chunk in packed], jsonb_field)),
-        (Oid.TIME, fields_of([one.inserted_at for one in numbered], time_field)),
+        (Oid.DOUBLES, double_array_fields(numbered.initial_priorities())),
+        (Oid.JSONB, fields_of(list(map(fields_json, packed.column("fields"))), jsonb_field)),
+        (Oid.TIME, fields_of(times, time_field)),
         (Oid.INTEGER, fields("block_steps", integer_field)),
         (Oid.INTEGER, fields("layout", integer_field)),
-        (Oid.BIGINTS, bigint_array_fields([chunk.offsets for chunk in packed])),
+        (Oid.BIGINTS, bigint_array_fields(packed.column("offsets"))),
         (Oid.BYTES, fields_of(reward_column(packed), bytes_field)),
         (Oid.BYTES, fields_of(flags.ends, bytes_field)),
         (Oid.BYTES, fields("records", bytes_field)),
-        (Oid.JSONB, fields_of([payloads_json(chunk.payloads) for chunk in packed], jsonb_field)),
+        (Oid.JSONB, fields_of(list(map(payloads_json, packed.column("payloads"))), jsonb_field)),
         (Oid.BYTES, fields("payload_arrays", bytes_field)),
     ]
     return composite_array(_type_oids(connection)[0], len(packed), columns)

@@ -138,6 +138,8 @@ _TYPES: dict[str, Any] = {
     **{c.name: c.type for c in experiences.columns if c.name not in _BYTES},
     "first_seq": BigInteger(),
     "place": Integer(),
+    # The lists of `fields` of the chunk; null for a step whose fields were replaced.
+    "field_lists": experiences.c.fields.type,
 }
 
 # All steps of all chunks, also those that have left the window. A statement bounds `first_seq` as
@@ -411,7 +413,7 @@ def _replaced(packed: dict[str, str]) -> dict[str, str]:
     new = {
         name: f"CASE WHEN y.seq IS NULL THEN {packed[name]} ELSE y.{name} END" for name in _REPLACED
     }
-    return {**packed, **new}
+    return {**packed, **new, "field_lists": "CASE WHEN y.seq IS NULL THEN c.fields END"}
 
 
 def _pg_packed(place: str) -> dict[str, str]:

@@ -1,15 +1,15 @@
 """Inserts, reads and evicts chunks, and deletes steps of them, on SQLite."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.numbered_chunk import (
-    NumberedChunk,
+from sqlbuffer.encoding.chunks import ChunkColumns
+from sqlbuffer.storage.chunks.numbered_chunks import (
+    NumberedChunks,
     fields_json,
     flag_columns,
     json_column,
@@ -21,13 +21,17 @@ from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, insert_columns, number_list, run_list
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
+Columns = dict[str, Sequence[Any]]
+
 # Columns of both tables that are attributes of a chunk, and those of one of them.
 _OF_BOTH = ("n_steps", "task_id", "agent_id", "step", "t")
 _OF_CHUNKS = ("id", "task_name", "pre_agent", "model_version", "first_time", "last_time")
 _OF_DATA = ("records", "block_steps", "layout", "payload_arrays")
 _LISTS = ("steps", "times", "reward", "adv_t", "v_t", "offsets")
-_PLAIN = (*_OF_BOTH, *_OF_CHUNKS, *_OF_DATA, *_LISTS, "fields", "payloads")
-_plain_of = itemgetter(*_PLAIN)
+_JSON_OF: dict[str, Callable[[Any], str | None]] = {
+    "fields": fields_json,
+    "payloads": payloads_json,
+}
 _SIZED = ("records", "payloads", "payload_arrays")
 # The existing steps among some numbers, by chunk. The numbers belong to the buffer.
 _FOUND = f"""
@@ -67,55 +71,75 @@ DELETE FROM step_ids WHERE {_OF_IDS} AND (
 """
 
 
-def insert_chunks(
-    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
-) -> None:
-    """Write chunks under their numbers."""
-    if not numbered:
-        return
-    packed, firsts, episode_ids, session_ids, _, inserted_at = zip(*numbered, strict=True)
-    plain = dict(zip(_PLAIN, zip(*map(_plain_of, map(vars, packed)), strict=True), strict=True))
-    lists = {name: json_column(plain[name]) for name in _LISTS}
+class _TableColumns(NamedTuple):
+    """The columns of chunks that do not depend on their numbers.
+
+    Attributes:
+        of_both: Those that both tables have.
+        of_chunks: Those of `chunks`.
+        of_data: Those of `chunk_data`.
+        n_bytes: Approximate size of their values.
+    """
+
+    of_both: Columns
+    of_chunks: Columns
+    of_data: Columns
+    n_bytes: int
+
+
+def table_columns(packed: ChunkColumns) -> _TableColumns:
+    """Return what is inserted of chunks except their numbers."""
+
+    def plain(names: Iterable[str]) -> Columns:
+        return {name: packed.column(name) for name in names if packed.has(name)}
+
+    lists = {name: json_column(values) for name, values in plain(_LISTS).items()}
+    texts = {name: list(map(_JSON_OF[name], values)) for name, values in plain(_JSON_OF).items()}
     flags = flag_columns(packed)
-    key = buffer_id << NUMBER_BITS
-    of_both: dict[str, Sequence[Any]] = {
+    of_chunks: Columns = {
+        **plain(_OF_CHUNKS),
+        **_some(lists, "times", "adv_t", "v_t"),
+        **({"reward_t": lists["reward"]} if "reward" in lists else {}),
+        "terminated": json_column(flags.terminated),
+        "truncated": json_column(flags.truncated),
+        **_some(texts, "fields"),
+    }
+    of_data: Columns = {
+        "rewards": reward_column(packed),
+        "ends": flags.ends,
+        **plain(_OF_DATA),
+        **_some(lists, "offsets"),
+        **_some(texts, "payloads"),
+    }
+    sized = [of_data[name] for name in _SIZED if name in of_data]
+    n_bytes = sum([len(value) for values in sized for value in values if value is not None])
+    return _TableColumns({**plain(_OF_BOTH), **_some(lists, "steps")}, of_chunks, of_data, n_bytes)
+
+
+def insert_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
+    """Write chunks under their numbers."""
+    packed, firsts = numbered.chunks, numbered.first_seqs
+    if not packed:
+        return
+    stored, key = packed.once(table_columns), buffer_id << NUMBER_BITS
+    of_both: Columns = {
         "key": [key | first for first in firsts],
         "buffer_id": [buffer_id] * len(packed),
         "first_seq": firsts,
-        "episode_id": episode_ids,
-        "steps": lists["steps"],
-        **{name: plain[name] for name in _OF_BOTH},
+        "episode_id": numbered.episode_ids,
+        **stored.of_both,
     }
-    columns: dict[str, Sequence[Any]] = {
-        **of_both,
-        **{name: plain[name] for name in _OF_CHUNKS},
-        "session_id": session_ids,
-        "times": lists["times"],
-        "reward_t": lists["reward"],
-        "adv_t": lists["adv_t"],
-        "v_t": lists["v_t"],
-        "terminated": json_column(flags.terminated),
-        "truncated": json_column(flags.truncated),
-        "initial_priority": json_column([one.initial_priority for one in numbered]),
-        "fields": _mapped(fields_json, plain["fields"]),
-    }
-    if inserted_at[0] is not None:
-        columns["inserted_at"] = inserted_at
-    data: dict[str, Sequence[Any]] = {
-        **of_both,
-        "rewards": reward_column(packed),
-        "ends": flags.ends,
-        **{name: plain[name] for name in _OF_DATA},
-        "offsets": lists["offsets"],
-        "payloads": _mapped(payloads_json, plain["payloads"]),
-    }
-    n_bytes = sum([len(text) for name in _SIZED for text in data[name] if text is not None])
-    insert_columns(connection, "chunks", columns, n_bytes)
-    insert_columns(connection, "chunk_data", data, n_bytes)
+    of_chunks: Columns = {**of_both, **stored.of_chunks, "session_id": numbered.session_ids}
+    if numbered.has_priorities:
+        of_chunks["initial_priority"] = json_column(numbered.initial_priorities())
+    if numbered.inserted_at is not None:
+        of_chunks["inserted_at"] = numbered.inserted_at
+    insert_columns(connection, "chunks", of_chunks, stored.n_bytes)
+    insert_columns(connection, "chunk_data", {**of_both, **stored.of_data}, stored.n_bytes)
 
 
-def _mapped(json_of: Callable[[Any], str | None], values: Sequence[Any]) -> Sequence[str | None]:
-    return values if values.count(None) == len(values) else list(map(json_of, values))
+def _some(columns: Mapping[str, Sequence[Any]], *names: str) -> Columns:
+    return {name: columns[name] for name in names if name in columns}
 
 
 def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list[tuple[str, int]]:

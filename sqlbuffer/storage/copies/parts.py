@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.numbered_chunk import values_json
+from sqlbuffer.storage.chunks.numbered_chunks import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.config import DEFAULT_CONNECTION
-from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.encoding.chunks import ChunkColumns, PackedChunk
 from sqlbuffer.errors import CopyError, StorageBusyError, StorageReadOnlyError
 from sqlbuffer.steps import uuid7
 from sqlbuffer.storage import flow
@@ -30,7 +30,7 @@ from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, share_chunks
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
 from sqlbuffer.storage.copies.parts import (
@@ -514,12 +514,11 @@ class RestoredSteps:
 
 
 class _Keyed(NamedTuple):
-    """The keys of a row that identify its episode and session."""
+    """The keys of a row that identify its episode."""
 
     agent_id: str
     episode_key: str | None
     model_version: int | None
-    session_key: str | None
     task_id: str
     group_key: str | None = None
     parent_key: str | None = None
@@ -658,15 +657,16 @@ class ImportTarget:
     def _write_chunks(
         self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
     ) -> None:
-        inserted = [chunk for _, _, chunk in placed]
-        episode_numbers = episode_ids(connection, self._id, inserted, None)
-        session_numbers = session_ids(connection, self._id, inserted)
-        numbered = [
-            NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
-            for (first_seq, time, chunk), episode, session in zip(
-                placed, episode_numbers, session_numbers, strict=True
-            )
-        ]
+        firsts, times, packed = zip(*placed, strict=True)
+        inserted = ChunkColumns.of(packed)
+        numbered = NumberedChunks(
+            inserted,
+            firsts,
+            episode_ids(connection, self._id, inserted, None),
+            session_ids(connection, self._id, inserted.column("session_key")),
+            None,
+            list(map(self._time, times)),
+        )
         if self.buffer.shares_messages:
             numbered = share_chunks(connection, self._id, numbered)
         _insert_chunks(connection, self._id, numbered)
@@ -677,15 +677,12 @@ class ImportTarget:
     def _rows(self, connection: Connection, values: dict[str, list[Any]]) -> TableRows:
         columns = dict(values)
         names = [
-            columns["task_id"], columns.pop("episode_key"), columns.pop("session_key"),
-            columns["agent_id"], columns["model_version"],
+            columns["agent_id"], columns.pop("episode_key"), columns["model_version"],
+            columns["task_id"],
         ]  # fmt: skip
-        keyed = [
-            _Keyed(agent, episode, version, session, task)
-            for task, episode, session, agent, version in zip(*names, strict=True)
-        ]
+        keyed = [_Keyed(*values) for values in zip(*names, strict=True)]
         columns["episode_id"] = episode_ids(connection, self._id, keyed, None)
-        columns["session_id"] = session_ids(connection, self._id, keyed)
+        columns["session_id"] = session_ids(connection, self._id, columns.pop("session_key"))
         return TableRows(step_tables(ROWS)[0], columns)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     update,
 )
 
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.errors import CopyError, StorageBusyError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -21,7 +22,7 @@ from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW
 from sqlbuffer.storage.changes import Kind, log_change
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, share_chunks
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, share_chunks
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
 from sqlbuffer.storage.copies.parts import (
@@ -500,18 +501,18 @@ class MergeTarget:
         targets: Mapping[EpisodeKey, _TargetEpisode],
     ) -> _Stored:
         """Insert steps of chunks."""
-        packed = [piece.chunk for piece in pieces]
+        packed = ChunkColumns.of([piece.chunk for piece in pieces])
         made: set[int] = set()
         numbers = episode_ids(connection, self._id, packed, None, made)
         self._begin_episodes(connection, batch, pieces, numbers, made, targets)
-        sessions_ = session_ids(connection, self._id, packed)
-        n_steps = sum(chunk.n_steps for chunk in packed)
+        sessions_ = session_ids(connection, self._id, packed.column("session_key"))
+        n_steps = sum(packed.column("n_steps"))
         seq, priority = reserve_steps(connection, self._id, n_steps, largest_priority(packed))
-        numbered, ids, stored = list[NumberedChunk](), dict[int, str](), _Stored()
+        firsts, ids, stored = list[int](), dict[int, str](), _Stored()
         ends: dict[int, int] = {}
-        for piece, episode, session in zip(pieces, numbers, sessions_, strict=True):
+        for piece, episode in zip(pieces, numbers, strict=True):
             chunk = piece.chunk
-            numbered.append(NumberedChunk(chunk, seq, episode, session, priority))
+            firsts.append(seq)
             ids |= {seq + place: id_ for place, id_ in piece.given_ids.items()}
             rewards = [None] * chunk.n_steps if chunk.reward is None else chunk.reward
             stored.add(piece.seqs, seq, (chunk.task_id, episode or 0), rewards)
@@ -524,13 +525,12 @@ class MergeTarget:
         if ids:
             held_ids(connection, self._id, list(ids.values()))  # frees those of gone steps
             insert_ids(connection, self._id, ids)
+        numbered = NumberedChunks(packed, firsts, numbers, sessions_, priority)
         insert_numbered(connection, self._id, self._shared(connection, numbered))
         after_chunks(connection, self._id, numbered)
         return stored
 
-    def _shared(
-        self, connection: Connection, numbered: Sequence[NumberedChunk]
-    ) -> Sequence[NumberedChunk]:
+    def _shared(self, connection: Connection, numbered: NumberedChunks) -> NumberedChunks:
         """Return chunks with the ids of shared messages, if the buffer shares them."""
         if not self.buffer.shares_messages:
             return numbered
@@ -558,7 +558,7 @@ class MergeTarget:
             reserved.seqs,
             places,
             numbers,
-            session_ids(connection, self._id, records),
+            session_ids(connection, self._id, [record.session_key for record in records]),
             reserved.priority,
             guarded=False,
             shares_messages=self.buffer.shares_messages,

@@ -50,6 +50,7 @@ from sqlbuffer.storage.schema.json_values import (
     json_number,
     json_text,
     position_of,
+    step_fields,
     user_extra,
 )
 from sqlbuffer.storage.schema.metadata import KEY
@@ -169,6 +170,8 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     if field.is_labelled:
         return value_of(column, table)
     stored: ColumnElement[Any] = table.c[column]
+    if column == "fields" and "field_lists" in table.c:
+        return step_fields(stored, table.c.field_lists, table.c.place)
     return whole_json(table) if column == "messages" else stored
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from sqlbuffer.codec.plain_values import escape_key
+from sqlbuffer.storage.schema.expressions import processed
 
 _TEXT = Text()
 
@@ -55,6 +56,23 @@ def _sqlite_user_extra(element: user_extra, compiler: Any, **kw: Any) -> str:
     column = compiler.process(element.clauses, **kw)
     untagged = f"""json_remove({column}, '$."$reals"')"""
     return f"""(CASE WHEN json_extract({column}, '$."$none"') IS NULL THEN {untagged} END)"""
+
+
+class step_fields(FunctionElement[Any]):
+    """The fields of a step of a chunk: `step_fields(fields, field_lists, place)`.
+
+    The functions of one field below read it in the lists of the chunk. To put together the fields
+    of each step would take twenty times as long.
+    """
+
+    inherit_cache = True
+    type = Text().with_variant(JSONB(), "postgresql")
+
+
+@compiles(step_fields)
+def _step_fields(element: step_fields, compiler: Any, **kw: Any) -> str:
+    fields: str = compiler.process(next(iter(element.clauses)), **kw)
+    return fields
 
 
 class _JsonFunction(FunctionElement[Any]):
@@ -99,13 +117,21 @@ def _choices(segment: str | int, keys_apart: bool) -> list[tuple[str | int, ...]
 
 def _sqlite_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
     """Return a table `j` of one row for SQLite: the value and its kind, both null if missing."""
-    document = compiler.process(next(iter(element.clauses)), **kw)
-    paths = []
+    of, paths = next(iter(element.clauses)), []
+    document = compiler.process(of, **kw)
     for alternative in element.alternatives(keys_apart=True):
         text = "$" + "".join(map(_sqlite_segment, alternative))
         paths.append(compiler.process(bindparam(None, text, _TEXT, unique=True), **kw))
     path, source = paths[-1], ""
-    if len(paths) > 1:
+    if isinstance(of, step_fields) and len(element.path) == 1:
+        _, lists, place = processed(of, compiler, kw)
+        is_listed = f"json_type({lists}, {path}) IS NOT NULL"
+        source = (
+            f" FROM (SELECT CASE WHEN {is_listed} THEN {lists} ELSE {document} END AS fields, "
+            f"CASE WHEN {is_listed} THEN {path} || '[' || {place} || ']' ELSE {path} END AS path)"
+        )
+        document, path = "fields", "path"
+    elif len(paths) > 1:
         exists = " ".join(
             f"WHEN json_type({document}, {earlier}) IS NOT NULL THEN {earlier}"
             for earlier in paths[:-1]
@@ -123,8 +149,14 @@ def _sqlite_segment(segment: str | int) -> str:
 
 def _pg_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
     """Return the JSONB value for PostgreSQL, null if missing."""
-    document = compiler.process(next(iter(element.clauses)), **kw)
-    values = []
+    of, values = next(iter(element.clauses)), []
+    document = compiler.process(of, **kw)
+    if isinstance(of, step_fields) and len(element.path) == 1:
+        _, lists, place = processed(of, compiler, kw)
+        ((key,),) = element.alternatives(keys_apart=False)
+        name = compiler.process(bindparam(None, key, _TEXT, unique=True), **kw)
+        name = f"CAST({name} AS text)"
+        return f"coalesce({lists} -> {name} -> {place}, {document} -> {name})"
     for alternative in element.alternatives(keys_apart=False):
         value = document
         for segment in alternative:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, Text, bindparam, cast, or_, select, t
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.chunks import (
     MAX_CHUNK_STEPS,
+    ChunkColumns,
     PackedChunk,
     same_steps,
     select_steps,
@@ -30,7 +31,7 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteId, WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk, numbered_chunks, share_chunks
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks, numbered_chunks, share_chunks
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import episode_ended
 from sqlbuffer.storage.database.pipelines import Rows, Statement, run_statement
@@ -51,6 +52,7 @@ from sqlbuffer.storage.episodes import (
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.messages import whole_payloads
+from sqlbuffer.storage.rollout_stats import totals_of_rewards
 from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.writing.inserts import after_chunks, reserve_steps
 
@@ -68,7 +70,7 @@ class ChunkBatch:
         ignore: Keys of chunks that make no conflict if they differ from the stored ones.
     """
 
-    chunks: Sequence[PackedChunk]
+    chunks: ChunkColumns
     order: NDArray[np.int64] | None = None
     endings: Sequence[EpisodeEnd] = ()
     beginnings: Beginnings = field(default_factory=dict)
@@ -78,12 +80,15 @@ class ChunkBatch:
     @cached_property
     def n_steps(self) -> int:
         """Number of their steps."""
-        return sum([chunk.n_steps for chunk in self.chunks])
+        return sum(self.chunks.column("n_steps"))
 
     @cached_property
     def n_bytes(self) -> int:
         """Size of their fields and arrays in bytes."""
-        return sum([len(c.records) + len(c.payload_arrays or b"") for c in self.chunks])
+        n_bytes = sum(map(len, self.chunks.column("records")))
+        if self.chunks.has("payload_arrays"):
+            n_bytes += sum([len(raw or b"") for raw in self.chunks.column("payload_arrays")])
+        return n_bytes
 
 
 _PLAIN = (
@@ -339,10 +344,10 @@ class StepOutcomes:
     """
 
     def __init__(
-        self, layout: Layout, packed_chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
+        self, layout: Layout, packed_chunks: ChunkColumns, ignore: Collection[str] = ()
     ) -> None:
         self._layout, self._chunks, self._ignore = layout, packed_chunks, ignore
-        self.starts = list(accumulate([chunk.n_steps for chunk in packed_chunks], initial=0))
+        self.starts: list[int] = list(accumulate(packed_chunks.column("n_steps"), initial=0))
         n = self.starts[-1]
         self.are_new = True
         self.is_new = np.ones(n, bool)
@@ -391,15 +396,16 @@ class StepOutcomes:
         self.refuse(j, [other], same=bool(same))
         self._twins.append((self.starts[i] + place, self.starts[j] + other))
 
-    def pieces(self) -> list[tuple[int, PackedChunk]]:
-        """Return the new steps as chunks in order, each with the index of its original chunk."""
+    def pieces(self) -> tuple[Sequence[int], ChunkColumns]:
+        """Return the new steps as chunks in order, and of each the index of its original chunk."""
         if self.are_new:
-            return list(enumerate(self._chunks))
-        pieces = []
+            return range(len(self._chunks)), self._chunks
+        indexes, pieces = list[int](), list[PackedChunk]()
         for i, chunk in enumerate(self._chunks):
             places, id_ = self.places(i), chunk.id
             if len(places) == chunk.n_steps:
-                pieces.append((i, chunk))
+                indexes.append(i)
+                pieces.append(chunk)
                 continue
             runs = [places]
             if chunk.t is not None:  # steps of an episode are consecutive in a chunk
@@ -407,9 +413,10 @@ class StepOutcomes:
             for run in runs:
                 if len(run):
                     piece = select_steps(self._layout, chunk, run.tolist())
-                    pieces.append((i, replace(piece, id=id_)))
+                    indexes.append(i)
+                    pieces.append(replace(piece, id=id_))
                     id_ = uuid7()
-        return pieces
+        return indexes, ChunkColumns.of(pieces)
 
     def number(self, first_seq: int) -> None:
         """Set consecutive numbers for the new steps."""
@@ -524,9 +531,7 @@ class _Insertion:
         self._settle_ids()
         if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
             return outcomes.result(batch.order)
-        self._episode_ids = episode_ids(
-            connection, self._buffer_id, self._chunks, batch.beginnings, self._made
-        )
+        self._episode_ids = self._find_episodes(self._made)
         self._settle_episodes()
         self._next_ts = self._lock_appended()
         self._store(once)
@@ -534,24 +539,35 @@ class _Insertion:
             end(connection, self._buffer_id, batch.endings, batch.beginnings)
         return outcomes.result(batch.order)
 
+    def _find_episodes(self, made: set[int] | None = None) -> Sequence[int | None]:
+        """Return the number of each chunk's episode; see `episode_ids`."""
+        if not self._chunks.has("episode_key"):
+            return [None] * len(self._chunks)
+        return episode_ids(
+            self._connection, self._buffer_id, self._chunks, self._batch.beginnings, made
+        )
+
     def _store(self, once: WriteOnce[StoreResult] | None) -> None:
         """Store the steps that are new."""
         reserved = None
-        while pieces := self._outcomes.pieces():
-            packed_chunks = [piece for _, piece in pieces]
+        while True:
+            indexes, new_chunks = self._outcomes.pieces()
+            if not new_chunks:
+                return
+            lengths = new_chunks.column("n_steps")
             if reserved is None:
-                n_steps = sum([chunk.n_steps for chunk in packed_chunks])
                 reserved = reserve_steps(
-                    self._connection, self._buffer_id, n_steps, largest_priority(packed_chunks),
+                    self._connection, self._buffer_id, sum(lengths), largest_priority(new_chunks),
                     None if once is None else once.note,
                 )  # fmt: skip
             first_seq, priority = reserved
-            session_numbers = session_ids(self._connection, self._buffer_id, packed_chunks)
-            firsts = accumulate([chunk.n_steps for chunk in packed_chunks], initial=first_seq)
-            numbered = [
-                NumberedChunk(chunk, seq, self._episode_ids[i], session, priority)
-                for (i, chunk), session, seq in zip(pieces, session_numbers, firsts, strict=False)
-            ]
+            numbered = NumberedChunks(
+                new_chunks,
+                list(accumulate(lengths[:-1], initial=first_seq)),
+                [self._episode_ids[i] for i in indexes],
+                session_ids(self._connection, self._buffer_id, new_chunks.column("session_key")),
+                priority,
+            )
             if self._insert_ids(numbered):
                 numbered = self._appended(numbered)
                 self._outcomes.number(first_seq)
@@ -608,9 +624,8 @@ class _Insertion:
     def _late_step(self) -> OutOfOrderError | None:
         """Return the error for the first new step that comes after a later one of its episode."""
         last = {id_: (step, ", which is stored") for id_, step in self._newest.items()}
-        for i, chunk in enumerate(self._chunks):
-            episode_id = self._episode_ids[i]
-            if episode_id is None or chunk.makes_steps:
+        for i, episode_id in enumerate(self._episode_ids):
+            if episode_id is None or (chunk := self._chunks[i]).makes_steps:
                 continue
             places: Sequence[int] | Places = (0, chunk.n_steps - 1)
             if chunk.steps is not None or not self._outcomes.are_new:
@@ -626,13 +641,12 @@ class _Insertion:
             last[episode_id] = int(steps[-1]), ""
         return None
 
-    def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
+    def _appended(self, numbered: NumberedChunks) -> NumberedChunks:
         """Set the places of steps that are appended to episodes, and advance the episodes."""
         if not self._next_ts:
             return numbered
-        next_ts, newest, placed = dict(self._next_ts), dict(self._newest), []
-        for numbered_chunk in numbered:
-            episode_id, chunk = numbered_chunk.episode_id, numbered_chunk.chunk
+        next_ts, newest, placed = dict(self._next_ts), dict(self._newest), list[PackedChunk]()
+        for chunk, episode_id in zip(numbered.chunks, numbered.episode_ids, strict=True):
             t = None if episode_id is None else next_ts.get(episode_id)
             if episode_id is not None and chunk.t is None and t is not None:
                 next_ts[episode_id] = t + chunk.n_steps
@@ -640,23 +654,24 @@ class _Insertion:
                 if chunk.makes_steps:
                     chunk = _continued(chunk, newest[episode_id])
                 newest[episode_id] = int(step_numbers(chunk, np.array([chunk.n_steps - 1]))[0])
-                numbered_chunk = numbered_chunk._replace(chunk=chunk)
-            placed.append(numbered_chunk)
+            placed.append(chunk)
         spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
         advance(self._connection, spans)
-        return placed
+        return numbered._replace(chunks=ChunkColumns.of(placed))
 
-    def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
+    def _insert_ids(self, numbered: NumberedChunks) -> bool:
         """Store the ids that users gave to steps; return False if another writer has stored one."""
+        if not numbered.chunks.has("ids"):
+            return True
         ids = {
-            numbered_chunk.first_seq + place: id_
-            for numbered_chunk in numbered
-            if numbered_chunk.chunk.ids is not None
-            for place, id_ in enumerate(numbered_chunk.chunk.ids)
+            first_seq + place: id_
+            for first_seq, given in zip(
+                numbered.first_seqs, numbered.chunks.column("ids"), strict=True
+            )
+            for place, id_ in enumerate(given or ())
         }
         try:
-            if ids:
-                insert_ids(self._connection, self._buffer_id, ids)
+            insert_ids(self._connection, self._buffer_id, ids)
         except psycopg.errors.UniqueViolation:
             return False
         return True
@@ -686,9 +701,9 @@ class _Insertion:
         The ids that the library makes are unique: they need no look.
         """
         ids_of_steps = [
-            (chunk.ids[place], (i, place))
-            for i, chunk in enumerate(self._chunks)
-            if chunk.ids is not None
+            (ids[place], (i, place))
+            for i, ids in enumerate(self._chunks.column("ids") if self._chunks.has("ids") else ())
+            if ids is not None
             for place in self._outcomes.places(i).tolist()
         ]
         if not ids_of_steps:
@@ -736,10 +751,7 @@ class _Insertion:
         locked = _EPISODE.with_for_update(key_share=True)
         row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()
         if row is None:  # deleted since it was looked up
-            again = episode_ids(
-                self._connection, self._buffer_id, self._chunks, self._batch.beginnings
-            )
-            self._episode_ids = again
+            self._episode_ids = again = self._find_episodes()
             self._settle_episode(again[indexes[0]] or 0, indexes)
             return
         next_t = before = row.next_t
@@ -766,9 +778,7 @@ class _Insertion:
 
     def _compared_whole(self, held_length: int) -> StoreResult:
         """Return the result for a whole episode whose id the buffer holds."""
-        (episode_id, *_) = episode_ids(
-            self._connection, self._buffer_id, self._chunks, self._batch.beginnings
-        )
+        (episode_id, *_) = self._find_episodes()
         assert episode_id is not None
         same = held_length == len(self._outcomes.is_new)
         for i, chunk in enumerate(self._chunks):
@@ -799,14 +809,13 @@ def _first_t(chunk: PackedChunk) -> int:
     return chunk.t or 0
 
 
-def largest_priority(packed_chunks: Sequence[PackedChunk]) -> float | None:
+def largest_priority(packed_chunks: ChunkColumns) -> float | None:
     """Return the largest given priority of the steps."""
-    priorities = [
-        chunk.initial_priority for chunk in packed_chunks if chunk.initial_priority is not None
-    ]
+    if not packed_chunks.has("initial_priority"):
+        return None
+    given = [values for values in packed_chunks.column("initial_priority") if values is not None]
     return max(
-        (float(value) for values in priorities for value in values if value is not None),
-        default=None,
+        (float(value) for values in given for value in values if value is not None), default=None
     )
 
 
@@ -816,18 +825,19 @@ def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisod
     These episodes are new, or end at the place of the first step. The steps have no sessions,
     shared messages and ids of the user.
     """
-    if not batch.chunks or buffer.info.config.retention.evict_by == "episode":
+    packed_chunks = batch.chunks
+    is_plain = (
+        bool(packed_chunks)
+        and buffer.info.config.retention.evict_by != "episode"
+        and not any(map(packed_chunks.has, ("session_key", "ids")))
+        and not (buffer.shares_messages and packed_chunks.has("payloads"))
+        and sum(postgresql.sizes_of(packed_chunks)) <= postgresql.MOST_BYTES
+    )
+    if not is_plain:
         return None
-    has_payloads = {chunk.payloads is None for chunk in batch.chunks} != {True}
-    names = {(chunk.session_key, chunk.ids is None) for chunk in batch.chunks}
-    n_bytes = sum(map(postgresql.n_bytes_of, batch.chunks)) if has_payloads else batch.n_bytes
-    if (
-        n_bytes > postgresql.MOST_BYTES
-        or (has_payloads and buffer.shares_messages)
-        or names != {(None, True)}
-    ):
-        return None
-    return _places_in_episodes(batch)
+    if packed_chunks.has("episode_key"):
+        return _places_in_episodes(batch)
+    return None if batch.endings else []
 
 
 def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
@@ -836,8 +846,6 @@ def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
     None: the batch alone does not say which places of them the steps have.
     """
     packed_chunks = [chunk for chunk in batch.chunks if chunk.episode_key is not None]
-    if not packed_chunks:
-        return None if batch.endings else []
     if {chunk.t is None or chunk.steps is not None for chunk in packed_chunks} != {False}:
         return None
     endings = {(ending.key, ending.task_id): ending for ending in batch.endings}
@@ -962,6 +970,21 @@ def _postgresql_is_alone(engine: Engine) -> bool:
 _is_alone = by_database(sqlite=_sqlite_is_alone, postgresql=_postgresql_is_alone)
 
 
+def _sqlite_prepare(engine: Engine, buffer: OpenBuffer, packed_chunks: ChunkColumns) -> None:
+    """Encode chunks before a transaction makes other writers wait, unless it changes them."""
+    is_appended = packed_chunks.has("episode_key") and not packed_chunks.has("t")
+    if not is_appended and not (buffer.shares_messages and packed_chunks.has("payloads")):
+        packed_chunks.once(sqlite.table_columns)
+        packed_chunks.once(totals_of_rewards)
+
+
+def _postgresql_prepare(engine: Engine, buffer: OpenBuffer, packed_chunks: ChunkColumns) -> None:
+    """Do nothing: writers wait for each other only while numbers are reserved."""
+
+
+_prepare = by_database(sqlite=_sqlite_prepare, postgresql=_postgresql_prepare)
+
+
 def _store_alone(
     buffer: OpenBuffer,
     batch: ChunkBatch,
@@ -1023,6 +1046,7 @@ class ChunkWriter:
         once, durability = once or buffer.once(), buffer.options.durability
         episodes = _placed_episodes(buffer, batch) if _is_alone(buffer.engine) else None
         insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+        _prepare(buffer.engine, buffer, batch.chunks)
 
         def attempt() -> StoreResult:
             nonlocal episodes, insert

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import PackedChunk
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.window import count_full_blocks
 from sqlbuffer.storage.buffers.writes import WriteId
-from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.numbered_chunks import NumberedChunks
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects import (
@@ -39,7 +40,7 @@ from sqlbuffer.storage.episodes import LastStep, sqlite_settle_episodes
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.messages import share
 from sqlbuffer.storage.retention.eviction import sqlite_evict
-from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
+from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_chunks, sqlite_add_steps
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.row_places import RowPlaces
@@ -89,28 +90,25 @@ def _sqlite_reserve_steps(
     return end - n, priority
 
 
-def _sqlite_after_chunks(
-    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
-) -> None:
+def _sqlite_after_chunks(connection: Connection, buffer_id: int, numbered: NumberedChunks) -> None:
     """Evict rows after a write of chunks, count full blocks, and add steps to their rollouts."""
     sqlite_evict(connection, buffer_id)
-    first, last = numbered[0], numbered[-1]
-    seqs = range(first.first_seq, last.first_seq + last.chunk.n_steps)
-    count_full_blocks(connection, buffer_id, seqs)
-    sqlite_add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
-    last_chunks = {one.episode_id: one for one in numbered}
+    first_seq = numbered.first_seqs[0]
+    count_full_blocks(connection, buffer_id, range(first_seq, first_seq + numbered.n_steps))
+    sqlite_add_chunks(connection, buffer_id, numbered)
+    last_places = {episode_id: i for i, episode_id in enumerate(numbered.episode_ids)}
     sqlite_settle_episodes(
         connection,
         [
-            _last_step(one, episode_id)
-            for episode_id, one in last_chunks.items()
+            _last_step(numbered.chunks[i], episode_id)
+            for episode_id, i in last_places.items()
             if episode_id is not None
         ],
     )
 
 
-def _last_step(numbered: NumberedChunk, episode_id: int) -> LastStep:
-    chunk, last = numbered.chunk, numbered.chunk.n_steps - 1
+def _last_step(chunk: PackedChunk, episode_id: int) -> LastStep:
+    last = chunk.n_steps - 1
     flags = (chunk.terminated, chunk.truncated)
     ends = any(flag is not None and bool(flag[last]) for flag in flags)
     return episode_id, (chunk.t or 0) + last, ends
@@ -275,7 +273,7 @@ def _postgresql_reserve_steps(
 
 
 def _postgresql_after_chunks(
-    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
+    connection: Connection, buffer_id: int, numbered: NumberedChunks
 ) -> None:
     """Do nothing: a trigger evicts, and adds the steps to their rollouts."""
 

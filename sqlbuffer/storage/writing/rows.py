@@ -131,7 +131,7 @@ def insert_batch(
                 seqs,
                 replace(places, records=without_parts(places.records)),
                 episode_keys,
-                session_ids(connection, buffer_id, new_records),
+                session_ids(connection, buffer_id, [record.session_key for record in new_records]),
                 reserved.priority,
                 guarded=guarded,
                 shares_messages=buffer.shares_messages,

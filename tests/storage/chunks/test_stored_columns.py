@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.encoding.chunks import ChunkColumns
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields import parse_specs
-from sqlbuffer.storage.chunks.numbered_chunk import flag_columns, json_column, reward_column
+from sqlbuffer.storage.chunks.numbered_chunks import flag_columns, json_column, reward_column
 
 LAYOUT = Layout(parse_specs({"x": "int64"}))
 
@@ -49,7 +50,7 @@ def test_flags_of_several_chunks_are_those_of_each(seed):
         )
         for chunk in chunks(rng, 8)
     ]
-    stored = flag_columns(packed)
+    stored = flag_columns(ChunkColumns.of(packed))
     for name in ("terminated", "truncated"):
         texts = json_column(getattr(stored, name))
         for text, chunk in zip(texts, packed, strict=True):
@@ -76,7 +77,7 @@ def test_numbers_of_several_chunks_are_those_of_each(seed):
     for text, values in zip(json_column(rewards), rewards, strict=True):
         loaded = None if text is None else [float(number) for number in json.loads(text)]
         assert loaded == (None if values is None else values.tolist())
-    for raw, values in zip(reward_column(packed), rewards, strict=True):
+    for raw, values in zip(reward_column(ChunkColumns.of(packed)), rewards, strict=True):
         assert raw == (None if values is None else values.astype(">f8").tobytes())
 
 

@@ -18,6 +18,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN y.seq IS NOT NULL THEN y.fields
         WHEN c.fields IS NOT NULL THEN coalesce((SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id), '{}') || (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f)
         ELSE (SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id) END AS fields,
+    CASE WHEN y.seq IS NULL THEN c.fields END AS field_lists,
     CASE WHEN y.seq IS NULL THEN n.reward_t ELSE y.reward_t END AS reward_t,
     n.adv_t, n.v_t,
     CASE WHEN y.seq IS NOT NULL THEN y.terminated WHEN c.terminated = '{}' THEN false ELSE n.terminated END AS terminated,

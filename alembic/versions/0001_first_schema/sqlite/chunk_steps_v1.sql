@@ -33,6 +33,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
         WHEN c.fields IS NOT NULL THEN
         (SELECT '{' || group_concat(json_quote(f.key) || ':' || substr(json_extract(f.value, '$.none', n.path), 7, length(json_extract(f.value, '$.none', n.path)) - 7)) || '}' FROM json_each(c.fields) f)
     END AS fields,
+    CASE WHEN y.seq IS NULL THEN c.fields END AS field_lists,
     CASE WHEN y.seq IS NULL THEN json_extract(c.reward_t, n.path) ELSE y.reward_t END AS reward_t,
     json_extract(c.adv_t, n.path) AS adv_t,
     json_extract(c.v_t, n.path) AS v_t,

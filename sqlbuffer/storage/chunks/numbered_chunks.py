@@ -1,8 +1,7 @@
-"""A chunk with its numbers, as it is inserted."""
+"""Chunks with their numbers, as they are inserted."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from types import NoneType
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from sqlbuffer.encoding.chunks import PackedChunk, Values
+from sqlbuffer.encoding.chunks import ChunkColumns, Values
 from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.encoding.episode_records import PlacedEpisode
 from sqlbuffer.storage.messages import share_payloads
@@ -22,46 +21,65 @@ _TRUE = b"\1"  # in the bytes of an array of flags
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one
 
 
-class NumberedChunk(NamedTuple):
-    """A chunk with its numbers.
+class NumberedChunks(NamedTuple):
+    """Chunks with their numbers.
 
     Attributes:
-        chunk: The chunk.
-        first_seq: Number of its first step.
-        episode_id: Number of its episode.
-        session_id: Number of its session.
+        chunks: The chunks.
+        first_seqs: Number of the first step of each chunk.
+        episode_ids: Number of the episode of each.
+        session_ids: Number of the session of each.
         priority: Priority of steps without a given one; None if the buffer has no priorities.
-        inserted_at: Time when it was written, in the form of the database; None for now. Either all
-            chunks of an insert have one, or none has.
+        inserted_at: Time when each was written, in the form of the database; None for now.
     """
 
-    chunk: PackedChunk
-    first_seq: int
-    episode_id: int | None
-    session_id: int | None
+    chunks: ChunkColumns
+    first_seqs: Sequence[int]
+    episode_ids: Sequence[int | None]
+    session_ids: Sequence[int | None]
     priority: float | None
-    inserted_at: Any = None
+    inserted_at: Sequence[Any] | None = None
 
     @property
-    def initial_priority(self) -> Values | None:
-        """The priority that each step begins with; None if the buffer has no priorities."""
-        priorities = self.chunk.initial_priority
-        if self.priority is None or isinstance(priorities, np.ndarray):
-            return priorities
-        if priorities is None:
-            return np.full(self.chunk.n_steps, self.priority)
-        return np.array(
-            [self.priority if priority is None else priority for priority in priorities], np.float64
+    def n_steps(self) -> int:
+        """Number of their steps."""
+        return sum(self.chunks.column("n_steps"))
+
+    def part(self, places: slice) -> "NumberedChunks":
+        """Return some of the chunks."""
+        return NumberedChunks(
+            self.chunks[places],
+            self.first_seqs[places],
+            self.episode_ids[places],
+            self.session_ids[places],
+            self.priority,
+            self.inserted_at and self.inserted_at[places],
         )
+
+    @property
+    def has_priorities(self) -> bool:
+        """True if the buffer has priorities, or any were given."""
+        return self.priority is not None or self.chunks.has("initial_priority")
+
+    def initial_priorities(self) -> Sequence[Values | None]:
+        """Return the priorities that the steps of each begin with; None without priorities."""
+        given = self.chunks.column("initial_priority")
+        if self.priority is None:
+            return given
+        default = self.priority
+        return [
+            _with_default(priorities, default, n)
+            for priorities, n in zip(given, self.chunks.column("n_steps"), strict=True)
+        ]
 
 
 def numbered_chunks(
-    packed: Sequence[PackedChunk],
+    packed: ChunkColumns,
     first_seq: int,
     priority: float | None,
     episodes: Sequence[PlacedEpisode],
     ids: Sequence[int],
-) -> list[NumberedChunk]:
+) -> NumberedChunks:
     """Return chunks with consecutive numbers, and with those of their episodes.
 
     Args:
@@ -71,39 +89,47 @@ def numbered_chunks(
         episodes: Their episodes.
         ids: The number of each episode.
     """
-    firsts = accumulate([chunk.n_steps for chunk in packed], initial=first_seq)
-    if not episodes:
-        return [
-            NumberedChunk(chunk, seq, None, None, priority)
-            for chunk, seq in zip(packed, firsts, strict=False)
-        ]
-    of_keys: dict[tuple[str | None, str], int] = {
-        (episode.key, episode.task_id): id_ for episode, id_ in zip(episodes, ids, strict=True)
-    }
-    return [
-        NumberedChunk(chunk, seq, of_keys.get((chunk.episode_key, chunk.task_id)), None, priority)
-        for chunk, seq in zip(packed, firsts, strict=False)
-    ]
+    *firsts, _ = accumulate(packed.column("n_steps"), initial=first_seq)
+    none: Sequence[int | None] = [None] * len(packed)
+    episode_ids = none
+    if episodes:
+        of_keys: dict[tuple[str | None, str], int] = {
+            (episode.key, episode.task_id): id_ for episode, id_ in zip(episodes, ids, strict=True)
+        }
+        keys = zip(packed.column("episode_key"), packed.column("task_id"), strict=True)
+        episode_ids = list(map(of_keys.get, keys))
+    return NumberedChunks(packed, firsts, episode_ids, none, priority)
 
 
-def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
+def _with_default(priorities: Values | None, default: float, n_steps: int) -> Values:
+    if priorities is None:
+        return np.full(n_steps, default)
+    if isinstance(priorities, np.ndarray):
+        return priorities
+    filled = [default if priority is None else priority for priority in priorities]
+    return np.array(filled, np.float64)
+
+
+def reward_column(chunks: ChunkColumns) -> Sequence[bytes | None]:
     """Return the rewards of each chunk as 64-bit numbers, NaN for none."""
-    rewards = [chunk.reward for chunk in chunks]
-    if not _are_arrays(rewards) or {chunk.payloads is None for chunk in chunks} != {True}:
-        return list(map(_reward_bytes, chunks))
+    rewards, lengths = chunks.column("reward"), chunks.column("n_steps")
+    if not _are_arrays(rewards) or chunks.has("payloads"):
+        payloads = chunks.column("payloads")
+        return list(map(_reward_bytes, rewards, payloads, lengths))
     raw = _joined(rewards).astype(">f8").tobytes()
-    bounds = accumulate([8 * chunk.n_steps for chunk in chunks], initial=0)
+    bounds = accumulate([8 * n_steps for n_steps in lengths], initial=0)
     return [raw[start:end] for start, end in pairwise(bounds)]
 
 
-def _reward_bytes(chunk: PackedChunk) -> bytes | None:
-    if chunk.reward is None and chunk.payloads is None:
+def _reward_bytes(
+    rewards: Values | None, payloads: Sequence[str | None] | None, n_steps: int
+) -> bytes | None:
+    if rewards is None and payloads is None:
         return None
-    rewards = chunk.reward
-    if chunk.payloads is not None:
+    if payloads is not None:
         # NaN and -0.0 are in the JSON.
-        extras = [text if text and '"$reals"' in text else None for text in chunk.payloads]
-        held = [None] * chunk.n_steps if rewards is None else list(rewards)
+        extras = [text if text and '"$reals"' in text else None for text in payloads]
+        held = [None] * n_steps if rewards is None else list(rewards)
         trees = [None if text is None else orjson.loads(text).get("extra") for text in extras]
         texts = [None if tree is None else orjson.dumps(tree).decode() for tree in trees]
         rewards = reward_array(held, texts)
@@ -125,16 +151,16 @@ class FlagColumns(NamedTuple):
     ends: list[bytes | None]
 
 
-def flag_columns(chunks: Sequence[PackedChunk]) -> FlagColumns:
+def flag_columns(chunks: ChunkColumns) -> FlagColumns:
     """Return how the steps of each chunk ended."""
-    terminated: list[Any] = [chunk.terminated for chunk in chunks]
-    truncated: list[Any] = [chunk.truncated for chunk in chunks]
+    lengths = chunks.column("n_steps")
+    terminated, truncated = (list(chunks.column(name)) for name in ("terminated", "truncated"))
     given_columns = [column for column in (terminated, truncated) if not _are_missing(column)]
     if not all(map(_are_arrays, given_columns)):
         return FlagColumns(
             list(map(_stored_flags, terminated)),
             list(map(_stored_flags, truncated)),
-            list(map(_end_bytes, chunks)),
+            list(map(_end_bytes, terminated, truncated, lengths)),
         )
     # Most chunks have no flag that is set.
     stored = FlagColumns(
@@ -142,15 +168,15 @@ def flag_columns(chunks: Sequence[PackedChunk]) -> FlagColumns:
         [None if truncated[0] is None else _ALL_FALSE] * len(chunks),
         [b"" if given_columns else None] * len(chunks),
     )
-    bounds = list(accumulate([chunk.n_steps for chunk in chunks], initial=0))
+    bounds = list(accumulate(lengths, initial=0))
     for column in given_columns:
         flags = _joined(column).tobytes()
         step = flags.find(_TRUE)
         while step >= 0:
             place = bisect_right(bounds, step) - 1
-            stored.terminated[place] = _stored_flags(terminated[place])
-            stored.truncated[place] = _stored_flags(truncated[place])
-            stored.ends[place] = _end_bytes(chunks[place])
+            both = terminated[place], truncated[place]
+            stored.terminated[place], stored.truncated[place] = map(_stored_flags, both)
+            stored.ends[place] = _end_bytes(*both, lengths[place])
             step = flags.find(_TRUE, bounds[place + 1])
     return stored
 
@@ -159,14 +185,14 @@ def _stored_flags(flags: Values | None) -> Values | None:
     return _ALL_FALSE if isinstance(flags, np.ndarray) and not flags.any() else flags
 
 
-def _end_bytes(chunk: PackedChunk) -> bytes | None:
-    terminated, truncated = (
-        np.zeros(chunk.n_steps, bool) if values is None else np.array(values, bool)
-        for values in (chunk.terminated, chunk.truncated)
+def _end_bytes(terminated: Values | None, truncated: Values | None, n_steps: int) -> bytes | None:
+    first, second = (
+        np.zeros(n_steps, bool) if values is None else np.array(values, bool)
+        for values in (terminated, truncated)
     )
-    if not (terminated.any() or truncated.any()):
-        return b"" if _has_flags(chunk.terminated) or _has_flags(chunk.truncated) else None
-    return (terminated + np.uint8(2) * truncated).astype(np.uint8).tobytes()
+    if not (first.any() or second.any()):
+        return b"" if _has_flags(terminated) or _has_flags(truncated) else None
+    return (first + np.uint8(2) * second).astype(np.uint8).tobytes()
 
 
 def _has_flags(flags: Values | None) -> bool:
@@ -225,23 +251,18 @@ def fields_json(fields: dict[str, Values] | None) -> str | None:
 
 
 def share_chunks(
-    connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
-) -> list[NumberedChunk]:
+    connection: Connection, buffer_id: int, numbered: NumberedChunks
+) -> NumberedChunks:
     """Store the messages of chunks; return the chunks with their ids."""
+    payloads = numbered.chunks.column("payloads")
     steps = [
-        (one.first_seq + place, text)
-        for one in numbered
-        for place, text in enumerate(one.chunk.payloads or ())
+        (first_seq + place, text)
+        for first_seq, texts in zip(numbered.first_seqs, payloads, strict=True)
+        for place, text in enumerate(texts or ())
     ]
     stored = iter(share_payloads(connection, buffer_id, steps))
-    return [
-        one
-        if one.chunk.payloads is None
-        else one._replace(
-            chunk=replace(one.chunk, payloads=list(islice(stored, len(one.chunk.payloads))))
-        )
-        for one in numbered
-    ]
+    shared = [None if texts is None else list(islice(stored, len(texts))) for texts in payloads]
+    return numbered._replace(chunks=numbered.chunks.replaced(payloads=shared))
 
 
 def payloads_json(payloads: Sequence[str | None] | None) -> str | None:
