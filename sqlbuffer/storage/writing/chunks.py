@@ -830,6 +830,7 @@ def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisod
         bool(packed_chunks)
         and buffer.info.config.retention.evict_by != "episode"
         and not any(map(packed_chunks.has, ("session_key", "ids")))
+        and packed_chunks.has("episode_key") <= packed_chunks.has("t")
         and not (buffer.shares_messages and packed_chunks.has("payloads"))
         and sum(postgresql.sizes_of(packed_chunks)) <= postgresql.MOST_BYTES
     )
@@ -1044,17 +1045,20 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = once or buffer.once(), buffer.options.durability
-        episodes = _placed_episodes(buffer, batch) if _is_alone(buffer.engine) else None
-        insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
+        is_alone = _is_alone(buffer.engine)
+        episodes = _placed_episodes(buffer, batch) if is_alone else None
+        insert = partial(
+            insert_batch, buffer=buffer, batch=batch, once=once, is_expected=not is_alone
+        )
         _prepare(buffer.engine, buffer, batch.chunks)
 
         def attempt() -> StoreResult:
-            nonlocal episodes, insert
+            nonlocal episodes
             if episodes is not None and not once.must_look():
                 result = _store_alone(buffer, batch, episodes, once)
                 if result is not None:
                     return result
-                episodes, insert = None, partial(insert, is_expected=False)
+                episodes = None
             return once.run(buffer.engine, durability, insert, notes=bool(batch.chunks))
 
         result = buffer.with_retries(attempt)
