@@ -823,16 +823,19 @@ def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisod
     shared messages and ids of the user.
     """
     packed_chunks = batch.chunks
-    if (
-        not packed_chunks
-        or buffer.info.config.retention.evict_by == "episode"
-        or packed_chunks.has("session_key")
-        or packed_chunks.has("ids")
-        or (buffer.shares_messages and packed_chunks.has("payloads"))
-        or sum(postgresql.sizes_of(packed_chunks)) > postgresql.MOST_BYTES
-    ):
+    is_plain = (
+        bool(packed_chunks)
+        and buffer.info.config.retention.evict_by != "episode"
+        and not any(map(packed_chunks.has, ("session_key", "ids")))
+        and packed_chunks.has("episode_key") <= packed_chunks.has("t")
+        and not (buffer.shares_messages and packed_chunks.has("payloads"))
+        and sum(postgresql.sizes_of(packed_chunks)) <= postgresql.MOST_BYTES
+    )
+    if not is_plain:
         return None
-    return _places_in_episodes(batch)
+    if packed_chunks.has("episode_key"):
+        return _places_in_episodes(batch)
+    return None if batch.endings else []
 
 
 def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
@@ -840,8 +843,6 @@ def _places_in_episodes(batch: ChunkBatch) -> list[PlacedEpisode] | None:
 
     None: the batch alone does not say which places of them the steps have.
     """
-    if not batch.chunks.has("episode_key"):
-        return None if batch.endings else []
     packed_chunks = [chunk for chunk in batch.chunks if chunk.episode_key is not None]
     if {chunk.t is None or chunk.steps is not None for chunk in packed_chunks} != {False}:
         return None
