@@ -8,7 +8,7 @@ from sqlalchemy import Connection, MetaData
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.schema.metadata import metadata, whole_metadata
+from sqlbuffer.storage.schema.metadata import ddl_metadata, metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 
 
@@ -45,4 +45,4 @@ elif handed_over is not None:
     run(handed_over, metadata)  # of which a migration reads the naming convention alone
 else:
     with engine_for(resolve_url(None)).begin() as own:
-        run(own, whole_metadata())
+        run(own, ddl_metadata())

@@ -339,7 +339,11 @@ def sqlite_put_episodes(
         key = episode.key, episode.task_id
         row = None
         if episode.begins:
-            values = (buffer_id, *episode[:9], episode.end_t)
+            values = (
+                buffer_id, episode.key, episode.task_id, episode.agent_id, episode.group_id,
+                episode.parent_id, episode.model_version, episode.meta, episode.attempt,
+                episode.writer, episode.end_t,
+            )  # fmt: skip
             row = driver.execute(_SQLITE_PUT, values).fetchone()
             made += [row] if row is not None else ()
         if row is None:

@@ -299,7 +299,7 @@ class ReplaceableSteps:
 
 def _scalars(buffer: OpenBuffer, rows: NDArray[Any]) -> Sequence[str | None]:
     """Return the JSON of the scalar fields of each step, which conditions compare."""
-    scalars = sorted(name for name, spec in buffer.layout.specs.items() if spec.shape == ())
+    scalars = sorted(name for name, spec in buffer.layout.specs.items() if spec.column)
     keys = [f'"{name}":' for name in scalars]
     lists = [_texts(rows[name]) for name in scalars]
     texts = [

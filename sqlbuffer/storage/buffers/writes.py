@@ -83,7 +83,7 @@ class WriteOnce(Generic[T]):
         self._keep_s = min(retry_s + KEPT_LONGER_S, LONGEST_KEPT_S) if has_id else 0.0
         self._write_id, self._began_at = "", 0.0
         # An attempt with the last id may have been committed, with this result if `run` made it.
-        self._in_doubt = self._must_look = False
+        self._in_doubt = self._must_look = self._was_alone = False
         self._results: list[T] = []
         self.note: WriteId | None = None
 
@@ -95,6 +95,14 @@ class WriteOnce(Generic[T]):
         if self._in_doubt and (not self._keep_s or (self._is_queued and self._is_forgotten())):
             self._must_look, self._in_doubt = True, False
         return self._must_look
+
+    def may_run_alone(self) -> bool:
+        """Return False if `run` must repeat the work.
+
+        An attempt of `run` that is in doubt may have stored a part of it, or nothing tells what it
+        has stored.
+        """
+        return not self.must_look() and (self._was_alone or not self._in_doubt)
 
     def run(
         self,
@@ -137,7 +145,7 @@ class WriteOnce(Generic[T]):
                 self._in_doubt = False
                 done.append(work(connection))
                 # An attempt sends no commit before the end of its work.
-                self._in_doubt, self._results = True, done
+                self._in_doubt, self._was_alone, self._results = True, False, done
         except SQLBufferError as error:
             if done and not isinstance(error, ConnectionLost):  # the server has refused the commit
                 self._in_doubt = False
@@ -153,7 +161,7 @@ class WriteOnce(Generic[T]):
     ) -> Rows:
         """Run one statement in a transaction of its own, and return its rows.
 
-        If it returns a null, it has changed nothing.
+        If it returns a null, it has changed nothing. Only if `may_run_alone`.
 
         Args:
             engine: The engine.
@@ -171,7 +179,8 @@ class WriteOnce(Generic[T]):
 
         def made(connection: Connection) -> Statement:
             statement = make(connection, note)
-            self._in_doubt = True  # it is sent now
+            self._in_doubt = self._was_alone = True  # it is sent now
+            self._results = []
             return statement
 
         try:

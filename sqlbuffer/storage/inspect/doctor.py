@@ -41,7 +41,7 @@ from sqlbuffer.storage.holds import holds
 from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.migrations.required_features import check_advisory_locks
 from sqlbuffer.storage.schema.expressions import in_seconds
-from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.metadata import whole_metadata
 
 Status = Literal["OK", "WARN", "FAIL"]
 
@@ -403,7 +403,7 @@ def _postgresql_citus(connection: Connection, url: URL) -> Sequence[Finding]:
         WHERE c.relname = ANY (:names) AND c.relnamespace = own.relnamespace
             AND NOT (p.partmethod = 'n' AND p.repmodel <> 't' AND p.colocationid = 0)
         ORDER BY c.relname""",
-        names=list(metadata.tables),
+        names=list(whole_metadata().tables),
     )
     if not distributed:
         return [Finding("Citus", "OK", "installed, and none of the tables is distributed")]

@@ -30,8 +30,6 @@ from sqlalchemy import (
     delete,
     literal,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateIndex
 
 from sqlbuffer.storage.schema.expressions import (
     BooleanList,
@@ -82,6 +80,22 @@ def whole_metadata() -> MetaData:
     """
     for name in _WITH_TABLES:
         import_module(f"sqlbuffer.storage.{name}")
+    return metadata
+
+
+_WHERE = "sqlbuffer_where"
+
+
+def ddl_metadata() -> MetaData:
+    """Return the whole metadata for who makes or compares tables: indexes have their conditions.
+
+    SQLAlchemy takes a condition for each database, and imports its dialect for that.
+    """
+    for table in whole_metadata().tables.values():
+        for index in table.indexes:
+            if _WHERE in index.info:
+                for dialect in ("sqlite", "postgresql"):
+                    index.dialect_options[dialect]["where"] = index.info[_WHERE]
     return metadata
 
 
@@ -145,20 +159,8 @@ def index_transactions(table: Table) -> None:
 def partial_index(
     name: str, *columns: Column[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
 ) -> None:
-    """Add an index of the rows for which a condition is true.
-
-    SQLAlchemy's parameter for the condition would import the dialect of PostgreSQL.
-    """
-    Index(name, *columns, unique=unique, info={"where": where})
-
-
-@compiles(CreateIndex, "postgresql", "sqlite")
-def _create_index(element: CreateIndex, compiler: Any, **kw: Any) -> str:
-    index: Index = element.element
-    if "where" in index.info:
-        index.dialect_options[compiler.dialect.name]["where"] = index.info["where"]
-    created: str = compiler.visit_create_index(element, **kw)
-    return created
+    """Add an index of the rows for which a condition is true; see `ddl_metadata`."""
+    Index(name, *columns, unique=unique, info={_WHERE: where})
 
 
 def json_parameter(name: str) -> Any:

@@ -499,7 +499,7 @@ def insert_batch(
         note = None if once is None else once.note
         first_seq = _store_placed(connection, buffer.info.id, batch, episodes, note)
         if first_seq is not None:
-            return _numbered_from(first_seq, buffer, batch)
+            return _all_new(first_seq, buffer, batch)
     return _Insertion(connection, buffer, batch).run(once)
 
 
@@ -948,7 +948,7 @@ def _first_seq(rows: Rows) -> int | None:
     return None if first_seq is None else int(first_seq)
 
 
-def _numbered_from(first_seq: int, buffer: OpenBuffer, batch: ChunkBatch) -> StoreResult:
+def _all_new(first_seq: int, buffer: OpenBuffer, batch: ChunkBatch) -> StoreResult:
     """Return the result of a batch of steps that were all new."""
     outcomes = StepOutcomes(buffer.layout, batch.chunks)
     outcomes.number(first_seq)
@@ -995,7 +995,7 @@ def _store_alone(
         return _store_statement(connection, buffer.info.id, batch, episodes, note)
 
     first_seq = _first_seq(once.run_alone(buffer.engine, buffer.options.durability, make))
-    return None if first_seq is None else _numbered_from(first_seq, buffer, batch)
+    return None if first_seq is None else _all_new(first_seq, buffer, batch)
 
 
 T = TypeVar("T")
@@ -1042,7 +1042,7 @@ class ChunkWriter:
 
         def attempt() -> StoreResult:
             nonlocal episodes
-            if episodes is not None and is_alone and not once.must_look():
+            if episodes is not None and is_alone and once.may_run_alone():
                 result = _store_alone(buffer, batch, episodes, once)
                 if result is not None:
                     return result

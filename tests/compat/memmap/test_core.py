@@ -61,6 +61,12 @@ def test_conditions_of_the_core_find_rewards_flags_and_other_numbers(make, nativ
         assert [row.exp_meta.step for row in core.sample(1, condition=condition.build())] == [2]
         assert core.size(condition.build()) == 1
     assert scalar(buffer_url, "SELECT CAST(fields AS text) FROM chunks").count("[") == 1
+    # A step whose values were set has the same fields as the others.
+    buffer.data["reward"][0, 1] = 5.0
+    assert core.size(QueryBuilder().gte("reward_t", 3).build()) == 2
+    assert core.size(QueryBuilder().eq("level", 8).build()) == 1
+    shown = run(buffer_url, "SELECT CAST(fields AS text) FROM v_experiences ORDER BY seq")
+    assert [sorted(json.loads(text)) for (text,) in shown] == [["level"]] * 3
 
 
 def test_transitions_need_observation_fields_and_the_constructor_names_them(make, native):

@@ -1,6 +1,7 @@
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -459,6 +460,13 @@ def test_tables_that_citus_distributes_are_refused_by_name(citus_url):
     assert found.status == "FAIL"
     assert "distributes buffers, experiences: transaction ids" in found.detail
     assert "SELECT undistribute_table('experiences')" in found.remedy
+
+
+def test_tables_of_all_capabilities_are_looked_at_where_nothing_else_is_imported(citus_url):
+    distribute(citus_url, "change_log", "h", 1, "s")
+    command = [sys.executable, "-m", "sqlbuffer", "doctor", citus_url]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "distributes change_log" in said.stdout
 
 
 def test_a_database_of_citus_with_tables_that_are_not_distributed_is_fine(citus_url):

@@ -10,13 +10,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Text, inspect, make_url
+from sqlalchemy import Column, Index, Integer, MetaData, Table, Text, inspect, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import NamesTakenError
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.migrations import migrate, status
-from sqlbuffer.storage.schema.metadata import whole_metadata
+from sqlbuffer.storage.schema.metadata import ddl_metadata, whole_metadata
 from sqlbuffer.storage.schema.number_keys import is_of_the_model
 from tests.support.schema import objects_of, schema_of
 from tests.support.sql import connected, is_sqlite, run, scalar
@@ -40,7 +42,7 @@ def model_url(database_url, make_database_url):
     """Return a database whose tables the models made, of the kind of `database_url`."""
     url = make_database_url("sqlite" if is_sqlite(database_url) else "postgresql")
     with connected(url) as connection:
-        whole_metadata().create_all(connection)
+        ddl_metadata().create_all(connection)
     return url
 
 
@@ -55,7 +57,7 @@ def test_alembic_finds_no_difference_between_migrations_and_models(buffer_url):
                 **options,
             },
         )
-        assert compare_metadata(context, whole_metadata()) == []
+        assert compare_metadata(context, ddl_metadata()) == []
 
 
 def test_a_process_that_imports_the_metadata_alone_knows_every_table(sqlite_url):
@@ -340,3 +342,13 @@ def test_upgrade_brings_an_older_schema_to_head(run, schema_url, monkeypatch):
     monkeypatch.setattr(migrate, "_run_alembic", lambda *arguments: done.append(arguments[1:]))
     assert run("db", "upgrade", schema_url).exit_code == 0
     assert done == [("upgrade", "head")]
+
+
+def test_indexes_of_other_tables_are_made_as_their_owner_says() -> None:
+    mine = Table("mine", MetaData(), Column("a", Integer))
+    index = Index("ix_mine", mine.c.a, info={"where": "docs/indexes.md"})
+    ddl_metadata()
+    for dialect in (sqlite.dialect(), postgresql.dialect()):
+        assert (
+            str(CreateIndex(index).compile(dialect=dialect)) == "CREATE INDEX ix_mine ON mine (a)"
+        )

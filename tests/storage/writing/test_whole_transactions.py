@@ -8,7 +8,14 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import BufferNotFoundError, FieldError, SQLBufferError, StorageBusyError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    EpisodeExistsError,
+    FieldError,
+    SQLBufferError,
+    StorageBusyError,
+    StorageUnreachableError,
+)
 from sqlbuffer.storage.buffers import writes
 from sqlbuffer.storage.database import transactions
 from sqlbuffer.storage.writing import chunks
@@ -245,6 +252,28 @@ def test_an_episode_whose_connection_is_cut_is_stored_once(url, proxy, cuts):
         assert (again.inserted, again.duplicates) == (0, 3)
     query = "SELECT key, status, length, reward FROM episodes WHERE key = 'e'"
     assert run(url, query) == [("e", "complete", 3, 1.5)]
+
+
+def test_a_flush_is_repeated_as_it_was_sent_though_a_part_of_it_is_stored(url, proxy):
+    """The first attempt finds steps of another writer, stores the rest, and loses its answer."""
+    with ReplayBuffer(proxy.url, fields={"x": "int64"}, retry_s=1, flush_s=1_000) as buffer:
+        episode = buffer.episode(task_id="t", episode_id="e")
+        for x in range(2):
+            episode.append(x=x)
+        buffer.flush()
+        buffer.extend({"x": [77]}, episode_id="e", task_id="t")
+        for x in range(2, 4):
+            episode.append(x=x)
+        # The statement that stores all of it commits nothing; then comes that of the rest.
+        proxy.cuts, proxy.on_cut = [None, "after"], lambda: setattr(proxy, "closed", True)
+        with pytest.raises(StorageUnreachableError):
+            buffer.flush()
+        assert proxy.n_cut == 1
+        proxy.end_outage()
+        with pytest.raises(EpisodeExistsError, match="e/2"):
+            buffer.flush()
+    steps = "SELECT first_seq, n_steps, t FROM chunks ORDER BY first_seq"
+    assert run(url, steps) == [(1, 2, 0), (3, 1, 2), (4, 1, 3)]
 
 
 def test_an_episode_takes_one_round_trip(url, monkeypatch):
