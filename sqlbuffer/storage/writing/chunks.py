@@ -816,6 +816,10 @@ def largest_priority(packed_chunks: ChunkColumns) -> float | None:
     )
 
 
+# With more chunks of episodes, a look at each takes longer than statements over all of them.
+_MOST_PLACED = 256
+
+
 def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisode] | None:
     """Return the episodes of steps that depend on nothing else in the buffer; None if they do.
 
@@ -834,7 +838,7 @@ def _placed_episodes(buffer: OpenBuffer, batch: ChunkBatch) -> list[PlacedEpisod
     if not is_plain:
         return None
     if packed_chunks.has("episode_key"):
-        return _places_in_episodes(batch)
+        return _places_in_episodes(batch) if len(packed_chunks) <= _MOST_PLACED else None
     return None if batch.endings else []
 
 

@@ -50,9 +50,11 @@ BEGIN
         END IF;
     END IF;
     IF n_made < cardinality(ids) THEN
-        UPDATE episodes e SET next_t = (p_episodes[g.place]).end_t
-        FROM unnest(ids) WITH ORDINALITY AS g(id, place)
-        WHERE e.id = g.id AND e.id <> ALL (coalesce(made, '{}'));
+        -- To take one element of a long array of episodes after the other would walk over it each time.
+        UPDATE episodes e SET next_t = g.end_t
+        FROM unnest(p_episodes) WITH ORDINALITY AS g(
+            key, task_id, agent_id, group_id, parent_id, model_version, meta, attempt, writer, begins, t, end_t, status, reward, final_arrays, place)
+        WHERE e.id = ids[g.place] AND e.id <> ALL (coalesce(made, '{}'));
     END IF;
     RETURN ids;
 END

@@ -10,6 +10,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     v_priority double precision;
     ids bigint[];
+    p record;
 BEGIN
     IF p_again AND NOT sqlbuffer_note_write_v1(p_buffer_id, p_write_id, p_keep_s) THEN
         SELECT a.first_seq INTO first_seq FROM applied_writes a WHERE a.buffer_id = p_buffer_id AND a.write_id = p_write_id;
@@ -30,11 +31,12 @@ BEGIN
         UPDATE applied_writes a SET first_seq = sqlbuffer_store_chunks_v1.first_seq WHERE a.buffer_id = p_buffer_id AND a.write_id = p_write_id;
     END IF;
     PERFORM sqlbuffer_insert_chunks_v1(p_buffer_id, first_seq, v_priority, p_chunks, ids);
-    FOR place IN 1 .. coalesce(cardinality(ids), 0) LOOP
-        IF (p_episodes[place]).status IS NOT NULL THEN
-            PERFORM sqlbuffer_end_episode_v1(
-                p_buffer_id, ids[place], (p_episodes[place]).status, (p_episodes[place]).reward, (p_episodes[place]).final_arrays);
-        END IF;
+    FOR p IN
+        SELECT g.place, g.status, g.reward, g.final_arrays FROM unnest(p_episodes) WITH ORDINALITY AS g(
+            key, task_id, agent_id, group_id, parent_id, model_version, meta, attempt, writer, begins, t, end_t, status, reward, final_arrays, place)
+        WHERE g.status IS NOT NULL ORDER BY g.place
+    LOOP
+        PERFORM sqlbuffer_end_episode_v1(p_buffer_id, ids[p.place], p.status, p.reward, p.final_arrays);
     END LOOP;
 END
 $$

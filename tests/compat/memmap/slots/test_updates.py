@@ -31,14 +31,15 @@ def test_a_changed_row_is_noted_and_its_note_leaves_with_it(buffer, buffer_url):
 
 
 def test_a_change_reaches_what_the_core_reads(make, buffer_url):
-    buffer = make(fields={"reward": "float", "state": ("float", 2), "done": "bool"})
-    buffer.store_episode(reward=[1.0, 2.0], state=np.ones((2, 2)), done=[False, True])
+    buffer = make(fields={"reward": "float", "state": ("float", 2), "level": "float"})
+    buffer.store_episode(reward=[1.0, 2.0], state=np.ones((2, 2)), level=[7.0, 8.0])
     buffer.data["reward"][0, 1] = 5.0
     buffer.data["state"][0, 0] = [3, 4]
+    buffer.data["level"][0, 1] = 9.0
     core = CoreBuffer(buffer_url, name="memmap")
     rows = run(buffer_url, "SELECT reward, fields FROM v_experiences ORDER BY seq")
     assert [reward for reward, _ in rows] == [1.0, 5.0]
-    assert "5.0" in str(rows[1][1])
+    assert "9.0" in str(rows[1][1])
     found = core.sample_arrays(64)["state_"].tolist()  # with replacement
     assert sorted(map(list, set(map(tuple, found)))) == [[1, 1], [3, 4]]
     core.close()
