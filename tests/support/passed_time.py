@@ -12,7 +12,7 @@ _LATER = {
 
 def let_pass(url: str, seconds: float) -> None:
     """Have everything be as it is after so many seconds."""
-    counted = [(t, "counted_at") for t in ("clock_looks", "retention_states")]
+    counted = [(t, "counted_at") for t in ("retention_states", "clock_looks")]
     _change(url, seconds, ("clock_looks", "clock_s"), ("time_marks", "at"), *counted)
 
 
@@ -23,7 +23,8 @@ def set_clock(url: str, seconds: float) -> None:
 
 def _change(url: str, seconds: float, *more: tuple[str, str]) -> None:
     """Subtract seconds from all stored times, in one transaction: other threads may look."""
-    columns = [("clock_looks", "at"), ("retention_states", "looked_at"), *more]
+    # A look of the library locks retention_states first.
+    columns = [("retention_states", "looked_at"), ("clock_looks", "at"), *more]
     later = _LATER["sqlite" if is_sqlite(url) else "postgresql"]
     with connected(url) as connection:
         for table, column in columns:
