@@ -29,8 +29,7 @@ from sqlbuffer.encoding.step_blocks import (
 from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
-from sqlbuffer.steps import DataRow, NoStep, StoreResult
-from sqlbuffer.storage.buffers.writes import WriteOnce
+from sqlbuffer.steps import DataRow, NoStep
 from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
@@ -42,7 +41,7 @@ EncodedSteps = WriteBatch | ChunkBatch
 
 
 class RowEncoding:
-    """Encodes the steps of a buffer as rows, and hands them to the database.
+    """Encodes the steps of a buffer as rows.
 
     Args:
         store: The buffer.
@@ -135,16 +134,6 @@ class RowEncoding:
         """Return steps that were encoded one by one as a batch."""
         return self._prepared(WriteBatch(steps, MADE_TIME, endings, beginnings))
 
-    def store(
-        self,
-        batch: WriteBatch,
-        once: WriteOnce[StoreResult] | None = None,
-        *,
-        admitted: bool = False,
-    ) -> StoreResult:
-        """Store a batch; see `RowWriter.store`."""
-        return self._store.writer.store(batch, once, admitted=admitted)
-
     def _sized(self, batch: WriteBatch) -> WriteBatch:
         """Check the sizes of rows, and compress them."""
         check_row_sizes(batch.records, self._limit)
@@ -236,16 +225,6 @@ class ChunkEncoding:
         layout = self._layout.fixed
         checked = check_columns(layout, columns, casting)
         return checked_steps(layout, checked, self._limit, copy=copy), layout
-
-    def store(
-        self,
-        batch: ChunkBatch,
-        once: WriteOnce[StoreResult] | None = None,
-        *,
-        admitted: bool = False,
-    ) -> StoreResult:
-        """Store a batch; see `ChunkWriter.store`."""
-        return self._store.chunk_writer.store(batch, once, admitted=admitted)
 
     def _packed(
         self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None

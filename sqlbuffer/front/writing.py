@@ -52,8 +52,10 @@ class StepWriter:
     def __init__(self, store: BufferStore) -> None:
         self._store = store
         self._encoding, pacer = encoding_of(store), store.pacer
+        # It takes what the encoding makes.
+        self._writer: Any = store.chunk_writer if store.info.has_chunks else store.writer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
-            self._encoding.waiting, partial(self._encoding.store, admitted=True),
+            self._encoding.waiting, partial(self._writer.store, admitted=True),
             partial(store.once, is_queued=True), store.options.flush_s, pacer.admit,
             partial(pacer.admit, wait_s=0.0), store.options.max_pending,
         )  # fmt: skip
@@ -229,8 +231,7 @@ class StepWriter:
 
     def store(self, batch: EncodedSteps) -> StoreResult:
         """Store steps that were encoded."""
-        encoded: Any = batch  # made by the same encoding
-        return self._warned(self._encoding.store(encoded)) if batch.n_steps else _NOTHING
+        return self._warned(self._writer.store(batch)) if batch.n_steps else _NOTHING
 
     def episode(
         self,

@@ -929,22 +929,14 @@ def _postgresql_store_placed(
     episodes: Sequence[PlacedEpisode],
     note: WriteId | None,
 ) -> int | None:
-    statement = _store_statement(connection, buffer_id, batch, episodes, note)
+    largest = largest_priority(batch.chunks)
+    statement = postgresql.store_chunks(
+        connection, buffer_id, batch.chunks, episodes, largest, note
+    )
     return _first_seq(run_statement(connection, statement))
 
 
 _store_placed = by_database(sqlite=_sqlite_store_placed, postgresql=_postgresql_store_placed)
-
-
-def _store_statement(
-    connection: Connection,
-    buffer_id: int,
-    batch: ChunkBatch,
-    episodes: Sequence[PlacedEpisode],
-    note: WriteId | None,
-) -> Statement:
-    largest = largest_priority(batch.chunks)
-    return postgresql.store_chunks(connection, buffer_id, batch.chunks, episodes, largest, note)
 
 
 def _first_seq(rows: Rows) -> int | None:
@@ -995,8 +987,12 @@ def _store_alone(
 ) -> StoreResult | None:
     """Store a batch as `_store_placed` does, in one round trip; see `WriteOnce.run_alone`."""
 
+    largest = largest_priority(batch.chunks)
+
     def make(connection: Connection, note: WriteId | None) -> Statement:
-        return _store_statement(connection, buffer.info.id, batch, episodes, note)
+        return postgresql.store_chunks(
+            connection, buffer.info.id, batch.chunks, episodes, largest, note
+        )
 
     first_seq = _first_seq(once.run_alone(buffer.engine, buffer.options.durability, make))
     return None if first_seq is None else _all_new(first_seq, buffer, batch)
