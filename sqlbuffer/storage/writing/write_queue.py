@@ -466,7 +466,8 @@ class WriteQueue(Generic[S, B]):
         except FlowControlError:
             return
         except SQLBufferError as error:
-            self._note(error)
+            self._keep(error)
+            self._warn(error)
         finally:
             self._writing.release()
 
@@ -592,21 +593,32 @@ class WriteQueue(Generic[S, B]):
     def _run(self) -> None:
         while self._wait():
             try:
-                self.flush()
-            except SQLBufferError as error:
-                self._note(error)
+                self._flush_in_time()
             except BaseException:
                 with self._mutex:
                     self._thread = None
                 raise
 
-    def _note(self, error: SQLBufferError) -> None:
-        """Log an error, and keep it for the next call of a writer."""
-        logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
+    def _flush_in_time(self) -> None:
+        try:
+            with holding_lock(self._writing):
+                try:
+                    self._flush(self._admit)
+                except SQLBufferError as error:
+                    self._keep(error)  # now: another flush may store the steps
+                    raise
+        except SQLBufferError as error:
+            self._warn(error)
+
+    def _keep(self, error: SQLBufferError) -> None:
+        """Keep an error for the next call of a writer. (The caller holds the writing lock.)"""
         with self._mutex:
             self._error = error
             self._not_before = time.monotonic() + self._flush_s
             self._mutex.notify_all()  # a writer may wait for room
+
+    def _warn(self, error: SQLBufferError) -> None:
+        logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
 
     def _wait(self) -> bool:
         """Wait until it is time to store; return False after a while without work."""

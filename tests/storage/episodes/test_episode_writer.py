@@ -1,9 +1,11 @@
 """Episodes that are written step by step."""
 
 import json
+import logging
 import os
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -340,6 +342,36 @@ def test_an_error_of_the_timer_is_raised_at_the_next_step(buffer_url, caplog):
     wait_until(lambda: stored(buffer_url) == episode.length, "the timer tries again")
     assert episode.length >= 1
     buffer.close()
+
+
+class _SlowHandler(logging.Handler):
+    """A log that takes a while to write a record."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_begun = threading.Event()
+
+    def emit(self, record):
+        self.has_begun.set()
+        time.sleep(0.3)
+
+
+def test_an_error_of_the_timer_does_not_outlive_a_flush_that_stored_the_steps(buffer_url):
+    log, handler = logging.getLogger("sqlbuffer"), _SlowHandler()
+    with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=0.02) as buffer:
+        episode = buffer.episode()
+        with refusing_inserts(buffer_url):
+            log.addHandler(handler)
+            try:
+                episode.append(**step(0))
+                assert handler.has_begun.wait(20), "the timer fails"
+            finally:
+                log.removeHandler(handler)
+        buffer.flush()
+        time.sleep(0.4)  # the timer has written its record
+        episode.append(**step(1))
+        episode.end()
+    assert run(buffer_url, "SELECT length, status FROM v_episodes") == [(2, "complete")]
 
 
 def test_steps_of_a_dropped_buffer_are_an_error(buffer_url, buffer):
