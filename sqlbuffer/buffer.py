@@ -1026,7 +1026,7 @@ class ReplayBuffer:
             >>> columns = {"obs": [0, 1], "reward": [1, 1], "terminated": [False, True]}
             >>> buffer.store_episode(columns).inserted
             2
-            >>> batch = buffer.sample_transitions(8, n_step=2, gamma=0.5)
+            >>> batch = buffer.sample_transitions(64, n_step=2, gamma=0.5)
             >>> sorted(set(batch.reward.tolist()))
             [1.0, 1.5]
         """
