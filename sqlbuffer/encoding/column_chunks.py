@@ -119,10 +119,12 @@ def pack_given(
         )
     keys, order, starts = _groups(columns, episode is not None)
     if order is not None:
-        records, tails = records[order], _taken(tails, order)
+        # Indexing takes 15 times as long.
+        records, tails = records.take(order), _taken(tails, order)
         payloads, sizes = _taken(payloads, order), _taken(sizes, order)
     ranges = list(pairwise(starts))
-    if len(ranges) < columns.n_steps:
+    longest = 1 if len(ranges) == columns.n_steps else max(map(sub, starts[1:], starts))
+    if longest > 1 and (sizes is not None or longest > _most_steps(layout)):
         cuts = [chunk_ranges(layout, sizes, *group) for group in ranges]
         ranges = list(chain.from_iterable(cuts))
         if len(ranges) > len(cuts):
@@ -282,6 +284,11 @@ def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
     return values[order]
 
 
+def _most_steps(layout: Layout) -> int:
+    """Return how many steps of one size a chunk has at most."""
+    return min(MAX_CHUNK_STEPS, layout.chunk_bytes // (layout.size_bytes + END_BYTES)) or 1
+
+
 def chunk_ranges(
     layout: Layout, sizes: list[int] | None, first: int, after: int
 ) -> list[tuple[int, int]]:
@@ -294,7 +301,7 @@ def chunk_ranges(
         after: The step after the last one.
     """
     if sizes is None:
-        n = min(MAX_CHUNK_STEPS, layout.chunk_bytes // (layout.size_bytes + END_BYTES)) or 1
+        n = _most_steps(layout)
         return [(start, min(start + n, after)) for start in range(first, after, n)]
     ends = list(accumulate((size + END_BYTES for size in sizes[first:after]), initial=0))
     cuts, start = [], 0

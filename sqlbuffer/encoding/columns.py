@@ -355,10 +355,11 @@ def _check_parents(parents: Any, episodes: Any, n: int) -> None:
 
 def _are_short_texts(values: list[Any]) -> bool:
     """Return True if all values pass `encode_key` as they are, in a tenth of its time."""
-    if set(map(type, values)) != {str} or max(map(len, values)) > MAX_KEY_BYTES:
+    if set(map(type, values)) != {str}:
         return False
-    joined = "".join(values)
-    return joined.isascii() and "\0" not in joined
+    distinct = set(values)
+    joined = "".join(distinct)
+    return joined.isascii() and "\0" not in joined and max(map(len, distinct)) <= MAX_KEY_BYTES
 
 
 def _steps(steps: Any, n: int) -> NDArray[np.int64]:

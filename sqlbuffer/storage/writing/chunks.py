@@ -433,10 +433,7 @@ class StepOutcomes:
         n = len(self.is_new)
         for first, again in self._twins:
             self.seqs[again] = self.seqs[first]
-        seqs = self.seqs
-        if order is not None:
-            seqs = np.empty(n, np.int64)
-            seqs[order] = self.seqs
+        seqs = self.seqs if order is None else _in_order(self.seqs, order)
         n_new = n if self.are_new else int(self.is_new.sum())
         if n_new == n:
             return StoreResult(n, 0, 0, (), seqs)
@@ -453,6 +450,13 @@ class StepOutcomes:
         if chunk.ids is not None:
             return chunk.ids[place]
         return f"{chunk.episode_key}/{(chunk.t or 0) + place}"
+
+
+def _in_order(seqs: Places, order: Places) -> Places:
+    """Return the numbers of steps in the user's order; see `StepOutcomes.result`."""
+    ordered = np.empty(len(seqs), np.int64)
+    ordered[order] = seqs
+    return ordered
 
 
 insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql.insert_chunks)
@@ -499,7 +503,7 @@ def insert_batch(
         note = None if once is None else once.note
         first_seq = _store_placed(connection, buffer.info.id, batch, episodes, note)
         if first_seq is not None:
-            return _all_new(first_seq, buffer, batch)
+            return _all_new(first_seq, batch)
     return _Insertion(connection, buffer, batch).run(once)
 
 
@@ -944,11 +948,10 @@ def _first_seq(rows: Rows) -> int | None:
     return None if first_seq is None else int(first_seq)
 
 
-def _all_new(first_seq: int, buffer: OpenBuffer, batch: ChunkBatch) -> StoreResult:
+def _all_new(first_seq: int, batch: ChunkBatch) -> StoreResult:
     """Return the result of a batch of steps that were all new."""
-    outcomes = StepOutcomes(buffer.layout, batch.chunks)
-    outcomes.number(first_seq)
-    return outcomes.result(batch.order)
+    seqs, order = np.arange(first_seq, first_seq + batch.n_steps), batch.order
+    return StoreResult(batch.n_steps, 0, 0, (), seqs if order is None else _in_order(seqs, order))
 
 
 def _sqlite_is_alone(engine: Engine) -> bool:
@@ -995,7 +998,7 @@ def _store_alone(
         )
 
     first_seq = _first_seq(once.run_alone(buffer.engine, buffer.options.durability, make))
-    return None if first_seq is None else _all_new(first_seq, buffer, batch)
+    return None if first_seq is None else _all_new(first_seq, batch)
 
 
 T = TypeVar("T")
