@@ -138,7 +138,7 @@ def _sqlite_at_once(engine: Engine) -> Iterator[Connection]:
 def _sqlite_reuse_log(engine: Engine) -> bool:
     """Move the log into the file, so that the next writes use its space; return True if that helps.
 
-    On a full disk the log cannot grow, and SQLite moves it only after 4 MB: a write may not fit
+    On a full disk the log cannot grow, and it is moved only after some MB: a write may not fit
     behind those before it, though the file has free pages.
     """
     path, lock = sqlite_path(engine.url), lock_path(engine.url)

@@ -22,7 +22,6 @@ from sqlalchemy import (
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.flow import Pacer
@@ -42,7 +41,6 @@ def _sqlite_claim_uses(
         "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = n_uses + 1 "
         "WHERE uses.n_uses < ? RETURNING seq"
     )
-    checkpoint_rarely(connection)
     values = (buffer_id, json.dumps(list(seqs)), max_use)
     return {seq for (seq,) in driver_of(connection).execute(statement, values).fetchall()}
 

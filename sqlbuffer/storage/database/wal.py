@@ -5,25 +5,28 @@ import os
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.processes import at_process_end
-from sqlbuffer.storage.database.sqlite import opened_file
+from sqlbuffer.storage.database.sqlite import USUAL_PAGES, opened_file
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.database.writer_lock import writer_lock
+from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 
 logger = logging.getLogger("sqlbuffer")
 
 # After a checkpoint SQLite truncates the log to this size; see `sqlite.CONNECTION_PRAGMAS`.
 LARGE_WAL_BYTES = 64 * 2**20
-USUAL_PAGES = 1_000
-# A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
-# batch took more than half of the commits' time; pages that change again are now written once. For
-# the parts of large rows, a checkpoint after each fragment would wait for the disk twice.
-RARE_PAGES = 8_000
+# About as many bytes as the 1,000 pages after which SQLite itself would move the log.
+MOVED_BYTES = 4 * 2**20
+# While several processes write, the log has new pages when the others have been moved, and does not
+# begin again. From this many pages on, the last ones are moved while writers wait.
+MANY_PAGES = 6_000
 # At most this many pages are moved while writers wait; more are moved before that.
 FEW_PAGES = 2_000
 # Seconds that writers may wait for short readers, so that the log can start again at its beginning.
@@ -41,12 +44,6 @@ def wal_path(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def checkpoint_rarely(connection: Connection) -> None:
-    """Make the commits of a connection move the log less often, and more of it at a time."""
-    if connection.info.get(_PAGES, USUAL_PAGES) == USUAL_PAGES:
-        _set_pages(connection, RARE_PAGES)
-
-
 def spare_writer(connection: Connection, lock: Path) -> None:
     """Leave a large log to a thread, instead of moving it at the commit of this transaction.
 
@@ -61,6 +58,38 @@ def spare_writer(connection: Connection, lock: Path) -> None:
             _set_pages(connection, 0)
     elif pages == 0:
         _set_pages(connection, USUAL_PAGES)
+
+
+_written: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+
+
+def move_log(engine: Engine, n_bytes: int) -> None:
+    """Move the log into its file, if this process has written much since it did so last.
+
+    Called after a write, when others can write. At its commit they would wait for the disk.
+
+    Args:
+        engine: The engine of a file.
+        n_bytes: About how many bytes the last transaction has written.
+    """
+    n_bytes += _written.get(engine, 0)
+    _written[engine] = n_bytes if n_bytes < MOVED_BYTES else 0
+    lock = lock_path(engine.url)
+    if n_bytes < MOVED_BYTES or lock is None:
+        return
+    # The write is committed: whatever happens here, a later one moves the log.
+    with suppress(sqlite3.Error, SQLBufferError, SQLAlchemyError), engine.connect() as connection:
+        n_pages, n_moved = _moved(connection)
+        if MANY_PAGES < n_pages < n_moved + FEW_PAGES:
+            with writer_lock(lock, QUEUE_S):
+                _moved(connection)
+
+
+def _moved(connection: Connection) -> tuple[int, int]:
+    """Move the pages that no reader needs; return how many the log has, and how many were moved."""
+    statement = "PRAGMA wal_checkpoint(PASSIVE)"
+    ((_, n_pages, n_moved),) = driver_of(connection).execute(statement).fetchall()
+    return n_pages, n_moved
 
 
 def _set_pages(connection: Connection, n_pages: int) -> None:

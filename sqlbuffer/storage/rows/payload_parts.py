@@ -35,7 +35,6 @@ from sqlbuffer.query.selected_fields import (
 )
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.database.transactions import driver_of, fetch
-from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects import HEADER, TRAILER, by_database
 from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
 from sqlbuffer.storage.rows import statements
@@ -137,7 +136,6 @@ def _sqlite_insert_parts(
 ) -> None:
     """Write parts (seq, number, bytes) one after the other."""
     driver = driver_of(connection)
-    checkpoint_rarely(connection)
     with small_cache(driver, WRITE_CACHE_KIB):
         driver.executemany(_SQLITE_INSERT_PART, ((buffer_id, *part) for part in parts))
 

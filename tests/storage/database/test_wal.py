@@ -1,4 +1,4 @@
-"""The log of a SQLite file does not stay large behind a reader that kept a transaction open."""
+"""The log of a SQLite file stays short, also after a reader that kept a transaction open."""
 
 import sqlite3
 import sys
@@ -61,6 +61,27 @@ def test_writers_cut_the_log_back_when_the_reader_has_ended(buffer, path):
 
     wait_until(is_cut_back, "a small log", timeout_s=15)
     buffer.extend(MANY)
+    assert len(buffer) == 1_000
+
+
+def test_a_writer_moves_the_log_before_it_is_long(buffer, path):
+    for _ in range(16):
+        buffer.extend(MANY)  # 2 MiB
+    assert log_of(path) < LITTLE
+    assert path.stat().st_size > 4 * 2**20
+
+
+def store_much(path):
+    with ReplayBuffer(f"sqlite:///{path}") as buffer:
+        for _ in range(20):
+            buffer.extend(MANY)
+            assert log_of(path) < 3 * LITTLE
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_several_writers_keep_the_log_short(buffer, path):
+    run_at_once([(store_much, path)] * 4)
     assert len(buffer) == 1_000
 
 
