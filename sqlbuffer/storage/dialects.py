@@ -28,6 +28,7 @@ from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageBusyError, StorageFullError
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
+from sqlbuffer.storage.database.kept_writer import file_writer
 from sqlbuffer.storage.database.sqlite import opened_file
 from sqlbuffer.storage.database.transactions import (
     AT_ONCE,
@@ -84,11 +85,10 @@ def _sqlite_writing(
     """
     check_not_working(engine)
     path = lock_path(engine.url)
-    options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
+    begin = Begin(writes=True, durability=durability, query=query)
     with (
         writer_lock(path, BUSY_TIMEOUT_S if wait_s is None else wait_s),
-        engine.connect().execution_options(**options) as connection,
-        connection.begin(),
+        file_writer(engine, begin) as connection,
     ):
         if path is not None:
             spare_writer(connection, path)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from tests.support.storage_hooks import engine_behind, first_query
+from tests.support.storage_hooks import engine_behind, first_query, writers_checked_out
 
 
 @contextmanager
@@ -61,7 +61,8 @@ def tables_used(buffer, names):
     for name, listener in listeners.items():
         event.listen(engine, name, listener)
     try:
-        yield used
+        with writers_checked_out(engine):
+            yield used
     finally:
         for name, listener in listeners.items():
             event.remove(engine, name, listener)
@@ -85,7 +86,8 @@ def interrupted(buffer, n_steps):
     event.listen(engine, "checkout", watch)
     event.listen(engine, "reset", stop_watching)  # before the rollback
     try:
-        yield
+        with writers_checked_out(engine):
+            yield
     finally:
         event.remove(engine, "checkout", watch)
         event.remove(engine, "reset", stop_watching)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.database import engine, pipelines
+from sqlbuffer.storage.database import engine, kept_writer, pipelines
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
@@ -50,6 +50,7 @@ __all__ = [
     "sharing_compiled_statements",
     "store_records",
     "summarize_blocks",
+    "writers_checked_out",
 ]
 
 # A test of random conditions makes thousands.
@@ -70,6 +71,18 @@ def engine_of(url: str) -> Engine:
 def engine_behind(buffer: ReplayBuffer) -> Engine:
     """Return the engine of an open buffer, also of one in memory."""
     return buffer._store.engine
+
+
+@contextmanager
+def writers_checked_out(engine: Engine) -> Iterator[None]:
+    """Have each write to a file check a connection out of the pool, so that listeners see it."""
+    is_kept = engine in kept_writer._kept
+    kept_writer.drop_writer(engine)
+    try:
+        yield
+    finally:
+        if is_kept:
+            kept_writer.keep_writer(engine)
 
 
 @contextmanager

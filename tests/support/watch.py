@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import ExitStack
 
 from sqlalchemy import event
 
@@ -10,6 +11,7 @@ from tests.support.storage_hooks import (
     counting_in_pipelines,
     engine_behind,
     engine_of,
+    writers_checked_out,
 )
 
 TABLES = (
@@ -81,8 +83,10 @@ class Watch:
     def __enter__(self):
         for name, listener in self._listeners:
             event.listen(self.engine, name, listener)
-        self._pipelines = counting_in_pipelines(_rows_read_query(self._tables), self._count_more)
-        self._pipelines.__enter__()
+        self._others = ExitStack()
+        self._others.enter_context(writers_checked_out(self.engine))
+        counting = counting_in_pipelines(_rows_read_query(self._tables), self._count_more)
+        self._others.enter_context(counting)
         return self
 
     def __exit__(self, *_):
@@ -90,7 +94,7 @@ class Watch:
         cleaner = cleaner_of(self.engine)
         if cleaner is not None:
             cleaner.join()
-        self._pipelines.__exit__(None, None, None)
+        self._others.close()
         for name, listener in self._listeners:
             event.remove(self.engine, name, listener)
         self.engine.dispose()

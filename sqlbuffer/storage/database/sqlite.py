@@ -52,10 +52,12 @@ class FileConnection(sqlite3.Connection):
     Attributes:
         is_idle: It is in a pool. Before it is first returned there, a thread may be preparing it.
         is_closed: It was closed, possibly by a fork.
+        entry: Its entry in a pool, if it is of one.
     """
 
     is_idle = False
     is_closed = False
+    entry: ConnectionPoolEntry | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _is_refused:
@@ -64,6 +66,11 @@ class FileConnection(sqlite3.Connection):
             super().__init__(*args, **kwargs)
             prepare(self)
             _open.add(self)
+
+    def rollback(self) -> None:
+        """Undo the transaction, if a fork has not closed the connection."""
+        if not self.is_closed:
+            super().rollback()
 
     def close(self) -> None:
         """Close the connection; a fork waits for it.
@@ -188,7 +195,7 @@ def _check_out_memory(_connection: Any, record: ConnectionPoolEntry, _proxy: Any
     _begin_use(record)
 
 
-def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
+def _check_out(connection: Any, record: ConnectionPoolEntry | None, _proxy: Any) -> None:
     if _is_refused:
         raise _refusal()
     is_ours = isinstance(connection, FileConnection)
@@ -196,15 +203,31 @@ def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> Non
     _begin_use(record, waits=not is_ours or connection.is_idle)
     if not is_ours:
         return
+    connection.entry = record
     if connection.is_closed:
         raise DisconnectionError("a fork closed the connection")
     connection.is_idle = False
 
 
-def _check_in(connection: Any, record: ConnectionPoolEntry) -> None:
+def _check_in(connection: Any, record: ConnectionPoolEntry | None) -> None:
     if isinstance(connection, FileConnection):
         connection.is_idle = True
     _end_use(record)
+
+
+def pause_use(connection: FileConnection) -> None:
+    """Let forks close a connection that stays checked out of its pool."""
+    _check_in(connection, connection.entry)
+
+
+def resume_use(connection: FileConnection) -> None:
+    """Use a connection again after `pause_use`.
+
+    Raises:
+        DisconnectionError: A fork has closed it.
+        StorageError: This process was forked while SQLite was in use.
+    """
+    _check_out(connection, connection.entry, None)
 
 
 def _begin_use(user: Hashable, *, waits: bool = True) -> None:

@@ -98,20 +98,26 @@ def listen_postgresql(engine: Engine) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
-    begin: Begin = options.get(BEGIN, READ)
+    # A kept writer has begun its transaction before SQLAlchemy does.
+    if not driver_of(connection).in_transaction:
+        # Transactions of a user may write: behind an older snapshot they could not.
+        begin_sqlite(connection, options.get(BEGIN, READ), takes_snapshot=BEGIN in options)
+
+
+def begin_sqlite(connection: Connection, begin: Begin, *, takes_snapshot: bool = True) -> None:
+    """Begin a transaction; one that reads takes its snapshot now, or with its first statement."""
+    # Without SQLAlchemy, which takes as long as the statements themselves.
+    driver = driver_of(connection)
     if begin.writes:
         # Ignored inside a transaction, and kept by the connection for its next user.
         level = "FULL" if begin.durability == "full" else "NORMAL"
         if connection.info.get("synchronous", "NORMAL") != level:
-            connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+            driver.execute(f"PRAGMA synchronous = {level}")
             connection.info["synchronous"] = level
-    # Without SQLAlchemy, which takes as long as the statements themselves.
-    driver = driver_of(connection)
     driver.execute("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
     if begin.query is not None:
         connection.info[_ANSWER] = _first_rows(driver, begin.query)
-    elif BEGIN in options and not begin.writes:
-        # Not for transactions of a user, which may write: behind an older snapshot they could not.
+    elif takes_snapshot and not begin.writes:
         _first_rows(driver, _TAKES_SNAPSHOT)
 
 

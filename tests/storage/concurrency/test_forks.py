@@ -90,6 +90,25 @@ def test_a_parent_that_ends_leaves_its_childs_log_alone(url, tmp_path):
     assert_whole(url, 1 + 2 * N_ROWS)
 
 
+STORING_BESIDE_A_CHILD = """
+import os, sys
+from sqlbuffer import ReplayBuffer
+buffer = ReplayBuffer(sys.argv[1])
+buffer.add(state=0)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+buffer.add(state=1)
+print(len(buffer), flush=True)
+"""
+
+
+def test_parent_and_child_end_without_a_word_about_the_writer_they_had(url):
+    command = [sys.executable, "-c", STORING_BESIDE_A_CHILD, url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
+    assert (ended.stdout, ended.stderr) == ("2\n3\n", "")
+
+
 @contextmanager
 def threads_that(work, n_threads):
     """Run `work(number, ended)` in threads until the block ends."""
