@@ -414,7 +414,7 @@ def as_tensor(array: Any, device: Any) -> Any:
         tensor = torch.from_numpy(array)
     except TypeError:
         return array
-    return tensor.to(device)
+    return tensor if device == "cpu" else tensor.to(device)
 
 
 def check_device(device: Any) -> None:

@@ -370,17 +370,18 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         """Return which of the items exist, and those items."""
         places = self._places(indices)
         slots, ts = self._slots[places], self._ts[places]
-        self.replay_buffer._flush()
-        distinct, which = np.unique(slots, return_inverse=True)
 
         def items(_: object) -> tuple[NDArray[np.bool_], Items]:
-            lengths, shown = (of[which] for of in self.replay_buffer._state(distinct))
+            lengths, shown = self.replay_buffer._state(slots)
             kept = self._are_there(slots, ts, lengths, shown)
-            if not kept.any():
+            n_kept = np.count_nonzero(kept)
+            if not n_kept:
                 return kept, Items({}, 0)
+            if n_kept == len(kept):
+                return kept, self._items(slots, ts, lengths)
             return kept, self._items(slots[kept], ts[kept], lengths[kept])
 
-        return self.replay_buffer._at_one_moment(items, distinct)
+        return self.replay_buffer._at_one_moment(items, slots)
 
     def _all(self, slots: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """Return slot and time of each item of these slots."""
@@ -390,10 +391,10 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         raise NotImplementedError
 
     def _places(self, indices: Sequence[int]) -> Ints:
-        places, n = np.array([operator.index(index) for index in indices], np.int64), len(self)
-        if places.size and not (-n <= places.min() and places.max() < n):
-            raise IndexError(f"the dataset has {n} items, and the indices were {places.tolist()}")
-        return np.where(places < 0, places + n, places)
+        places, n = list(map(operator.index, indices)), len(self)
+        if places and not (-n <= min(places) and max(places) < n):
+            raise IndexError(f"the dataset has {n} items, and the indices were {places}")
+        return np.array([place % n for place in places], np.int64)
 
     def _are_there(self, slots: Ints, ts: Ints, lengths: Ints, shown: Ints) -> NDArray[np.bool_]:
         kept: NDArray[np.bool_] = lengths >= np.maximum(ts + 1 + self._reach, self._shortest)

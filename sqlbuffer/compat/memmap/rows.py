@@ -1,6 +1,6 @@
 """Encodes the fields of steps and episodes as bytes and columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sqlbuffer.compat.memmap.fields import (
     is_tensor,
     own_columns,
 )
+from sqlbuffer.encoding.field_copies import FieldCopies
 from sqlbuffer.encoding.packing import Layout
 
 # Larger values of an episode are kept as bytes only.
@@ -38,7 +39,7 @@ class RowCoder:
         self.blank = np.zeros((), layout.record)
         for name, track in tracks.items():
             self.blank[self.names[name]] = track.fill
-        self.size = layout.size_bytes
+        self.size, self._copies = layout.size_bytes, FieldCopies(layout.record)
 
     def blanks(self, shape: int | tuple[int, ...]) -> NDArray[Any]:
         """Return rows in which nothing was written."""
@@ -54,6 +55,12 @@ class RowCoder:
         columns: dict[str, Any] = {name: rows[name] for name in self.names.values()}
         columns |= {column: rows[name] for column, name in self.own.items() if column != "reward"}
         return columns if reward is None else {**columns, "reward": reward}
+
+    def copied(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+        """Return fields of rows of shape (n,), each as an array of its own."""
+        named = {self.names[name]: name for name in names}
+        fields = self._copies.of(rows.view(self._copies.plain), named)
+        return {named[name]: values for name, values in fields.items()}
 
     def rewards(self, rows: NDArray[Any]) -> NDArray[np.float64] | None:
         """Return the rewards of rows, without negative zeros; None where no field is that.

@@ -856,7 +856,7 @@ class Cells:
             if len(rows) != sum(sizes):
                 return None
             is_kept = self.kept.max_bytes > 0 and any(cache_keys[i] for i in left)
-            fields = self._unpacked(rows, self._rows.names if is_kept else names)
+            fields = self._rows.copied(rows, self._rows.names if is_kept else names)
             if not is_kept and len(left) == len(runs):
                 return fields
             ends = np.cumsum(sizes).tolist()
@@ -867,10 +867,6 @@ class Cells:
             if len(left) == len(runs):
                 return {name: fields[name] for name in names}
         return {name: np.concatenate([part[name] for part in columns if part]) for name in names}
-
-    def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return fields of rows, each as a separate array."""
-        return {name: rows[self._rows.names[name]].copy() for name in names}
 
     def _stored(self, moment: Moment | BookChange, runs: list[Run]) -> StoredCells:
         """Return the cells of runs that have a step, in their order."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD
 from sqlbuffer.encoding.chunks import step_rows
+from sqlbuffer.encoding.field_copies import offset_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST
@@ -131,50 +132,6 @@ def record_of(layout: Layout) -> np.dtype[Any]:
     return np.dtype([*small, *built_in], align=True)
 
 
-class FieldCopies:
-    """Copies fields out of records.
-
-    Values of several numbers are copied as plain bytes, which takes numpy half the time.
-
-    Args:
-        record: The dtype of the records.
-
-    Attributes:
-        plain: The same dtype, with the values of several numbers as plain bytes.
-    """
-
-    def __init__(self, record: np.dtype[Any]) -> None:
-        names = record.names or ()
-        self._kinds = {
-            name: record[name] if record[name].shape and record[name].itemsize else None
-            for name in names
-        }
-        self.plain: np.dtype[Any] = np.dtype(
-            {
-                "names": names,
-                "formats": [
-                    record[name] if kind is None else f"V{kind.itemsize}"
-                    for name, kind in self._kinds.items()
-                ],
-                "offsets": [_offset(record, name) for name in names],
-                "itemsize": record.itemsize,
-            }
-        )
-
-    def at(self, rows: NDArray[Any], slots: Integers, name: str) -> NDArray[Any]:
-        """Return one field of some of many records of dtype `plain`, of shape (n, *shape)."""
-        copied, kind = rows[name][slots], self._kinds[name]
-        return copied if kind is None else copied.view(kind)
-
-    def of(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return fields of records of dtype `plain`, of shape (n, *shape)."""
-        kinds, arrays = self._kinds, {}
-        for name in names:
-            kind = kinds[name]
-            arrays[name] = rows[name].copy() if kind is None else rows[name].copy().view(kind)
-        return arrays
-
-
 def kept_layout(layout: Layout, names: Collection[str]) -> Layout:
     """Return a layout of chunks of which only some fields are kept in memory.
 
@@ -208,7 +165,7 @@ class StoredFields:
         for name in layout.specs:
             if name not in (record.names or ()):
                 continue
-            n_bytes, start, at = stored[name].itemsize, _offset(stored, name), _offset(record, name)
+            n_bytes, start, at = stored[name].itemsize, offset_of(stored, name), offset_of(record, name)
             if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (start, at):
                 runs[-1] = (*runs[-1][:2], runs[-1][2] + n_bytes)
             else:
@@ -239,11 +196,6 @@ class StoredFields:
             steps = np.frombuffer(heads, self._layout.record, n)
             for name, column in large.items():
                 column[slots] = steps[name]
-
-
-def _offset(record: np.dtype[Any], name: str) -> int:
-    fields: Any = record.fields
-    return int(fields[name][1])
 
 
 def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, list[bytes] | None]:

@@ -26,6 +26,7 @@ from sqlbuffer.batches.step_table import (
     flags_of_ends,
     tested_run_lengths,
 )
+from sqlbuffer.encoding.field_copies import FieldCopies
 from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.errors import FieldError
@@ -42,7 +43,6 @@ from sqlbuffer.mirror.memory.records import (
     SIZE,
     STEP,
     TASK,
-    FieldCopies,
     StoredFields,
     T,
     Tails,
