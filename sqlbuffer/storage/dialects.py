@@ -28,7 +28,6 @@ from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageBusyError, StorageFullError
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
-from sqlbuffer.storage.database.kept_writer import file_writer
 from sqlbuffer.storage.database.sqlite import opened_file
 from sqlbuffer.storage.database.transactions import (
     AT_ONCE,
@@ -36,6 +35,7 @@ from sqlbuffer.storage.database.transactions import (
     Begin,
     check_not_working,
     driver_of,
+    file_writer,
     invalidated_when_lost,
     is_working,
     reading,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from tests.support.storage_hooks import engine_behind, first_query, writers_checked_out
+from tests.support.storage_hooks import each_checked_out, engine_behind, first_query
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def tables_used(buffer, names):
     for name, listener in listeners.items():
         event.listen(engine, name, listener)
     try:
-        with writers_checked_out(engine):
+        with each_checked_out(engine):
             yield used
     finally:
         for name, listener in listeners.items():
@@ -86,7 +86,7 @@ def interrupted(buffer, n_steps):
     event.listen(engine, "checkout", watch)
     event.listen(engine, "reset", stop_watching)  # before the rollback
     try:
-        with writers_checked_out(engine):
+        with each_checked_out(engine):
             yield
     finally:
         event.remove(engine, "checkout", watch)

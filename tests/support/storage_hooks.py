@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.database import engine, kept_writer, pipelines
+from sqlbuffer.storage.database import engine, kept_connections, pipelines
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
@@ -35,6 +35,7 @@ __all__ = [
     "VIEWS",
     "cleaner_of",
     "close_pool",
+    "each_checked_out",
     "engine_behind",
     "engine_of",
     "first_query",
@@ -50,7 +51,6 @@ __all__ = [
     "sharing_compiled_statements",
     "store_records",
     "summarize_blocks",
-    "writers_checked_out",
 ]
 
 # A test of random conditions makes thousands.
@@ -74,15 +74,15 @@ def engine_behind(buffer: ReplayBuffer) -> Engine:
 
 
 @contextmanager
-def writers_checked_out(engine: Engine) -> Iterator[None]:
-    """Have each write to a file check a connection out of the pool, so that listeners see it."""
-    is_kept = engine in kept_writer._kept
-    kept_writer.drop_writer(engine)
+def each_checked_out(engine: Engine) -> Iterator[None]:
+    """Have each transaction of a file check a connection out of the pool: listeners see that."""
+    is_kept = engine in kept_connections._kept
+    kept_connections.drop_connections(engine)
     try:
         yield
     finally:
         if is_kept:
-            kept_writer.keep_writer(engine)
+            kept_connections.keep_connections(engine)
 
 
 @contextmanager

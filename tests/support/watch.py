@@ -9,9 +9,9 @@ from sqlalchemy import event
 from tests.support.storage_hooks import (
     cleaner_of,
     counting_in_pipelines,
+    each_checked_out,
     engine_behind,
     engine_of,
-    writers_checked_out,
 )
 
 TABLES = (
@@ -84,7 +84,7 @@ class Watch:
         for name, listener in self._listeners:
             event.listen(self.engine, name, listener)
         self._others = ExitStack()
-        self._others.enter_context(writers_checked_out(self.engine))
+        self._others.enter_context(each_checked_out(self.engine))
         counting = counting_in_pipelines(_rows_read_query(self._tables), self._count_more)
         self._others.enter_context(counting)
         return self

@@ -1,6 +1,6 @@
 """The record of each step in memory, and its values of varying length."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,7 +165,11 @@ class StoredFields:
         for name in layout.specs:
             if name not in (record.names or ()):
                 continue
-            n_bytes, start, at = stored[name].itemsize, offset_of(stored, name), offset_of(record, name)
+            n_bytes, start, at = (
+                stored[name].itemsize,
+                offset_of(stored, name),
+                offset_of(record, name),
+            )
             if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (start, at):
                 runs[-1] = (*runs[-1][:2], runs[-1][2] + n_bytes)
             else:

@@ -26,8 +26,8 @@ from sqlbuffer.batches.step_table import (
     flags_of_ends,
     tested_run_lengths,
 )
-from sqlbuffer.encoding.field_copies import FieldCopies
 from sqlbuffer.encoding.blocks import expanded_rows
+from sqlbuffer.encoding.field_copies import FieldCopies
 from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST

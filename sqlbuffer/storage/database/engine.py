@@ -18,7 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.config import DEFAULT_URL, url_of_environment
 from sqlbuffer.errors import StorageReadOnlyError, URLError
-from sqlbuffer.storage.database.kept_writer import drop_writer, keep_writer
+from sqlbuffer.storage.database.kept_connections import drop_connections, keep_connections
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.sqlite import listen_to_connections, prepare, warn_of_network
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
@@ -176,7 +176,7 @@ def close_idle(url: URL) -> None:
     with _lock:
         engine = _engines.pop(key, None)
     if engine is not None:
-        drop_writer(engine)
+        drop_connections(engine)
         engine.dispose()
         # Close once more, for threads that had the engine before and continue with the new pool.
         engine.pool.dispose()
@@ -242,7 +242,7 @@ def _create(url: URL) -> Engine:
         engine = sqlite_engine(url, **sizes)
         listen_sqlite(engine)
         if not is_memory(url):
-            keep_writer(engine)
+            keep_connections(engine)
         return engine
     spare = SPARE_CONNECTIONS["postgresql"]
     engine = postgresql_engine(url, pool_size=POOL_SIZE, max_overflow=spare)

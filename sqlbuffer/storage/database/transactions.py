@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, event
 
 from sqlbuffer.errors import ArgumentError
+from sqlbuffer.storage.database.kept_connections import connected
 from sqlbuffer.storage.database.psycopg_later import psycopg
 from sqlbuffer.storage.database.urls import is_memory
 
@@ -98,7 +99,7 @@ def listen_postgresql(engine: Engine) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
-    # A kept writer has begun its transaction before SQLAlchemy does.
+    # A writer has begun its transaction before SQLAlchemy does.
     if not driver_of(connection).in_transaction:
         # Transactions of a user may write: behind an older snapshot they could not.
         begin_sqlite(connection, options.get(BEGIN, READ), takes_snapshot=BEGIN in options)
@@ -265,11 +266,23 @@ def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
             keep_answer(joined_here, driver_of(joined_here).execute(begin.query).fetchall())
         yield joined_here
         return
-    with (
-        engine.connect().execution_options(**{BEGIN: begin}) as connection,
-        invalidated_when_lost(connection),
-    ):
+    with connected(engine, "reader") as connection, invalidated_when_lost(connection):
+        yield connection.execution_options(**{BEGIN: begin})
+
+
+@contextmanager
+def file_writer(engine: Engine, begin: Begin) -> Iterator[Connection]:
+    """Begin a transaction of the writer of a file, who holds its lock, and commit it at the end.
+
+    The driver does that: SQLAlchemy takes as long as some of the statements.
+    """
+    with connected(engine, "writer") as connection:
+        begin_sqlite(connection, begin)
         yield connection
+        if connection.in_transaction():  # SQLAlchemy has run a statement
+            connection.commit()
+        else:
+            driver_of(connection).commit()
 
 
 @contextmanager
