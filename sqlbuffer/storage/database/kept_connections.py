@@ -8,7 +8,7 @@ each transaction took up to a tenth of the time of a write or a draw.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, Engine, Pool
 from sqlalchemy.exc import DisconnectionError
@@ -62,8 +62,8 @@ def connected(engine: Engine, kind: Kind) -> Iterator[Connection]:
         yield connection
         if connection.in_transaction():
             connection.rollback()
-        elif (driver := connection.connection.driver_connection).in_transaction:
-            driver.rollback()
+        elif _driver_of(connection).in_transaction:
+            _driver_of(connection).rollback()
     except BaseException:
         connection.close()
         raise
@@ -80,7 +80,7 @@ def _taken(engine: Engine, kind: Kind) -> Connection | None:
         del of_engine[kind]
     if kept.pool is engine.pool:
         try:
-            resume_use(kept.connection.connection.driver_connection)
+            resume_use(_driver_of(kept.connection))
         except DisconnectionError:  # a fork closed it
             kept.connection.invalidate()
         else:
@@ -90,9 +90,13 @@ def _taken(engine: Engine, kind: Kind) -> Connection | None:
 
 
 def _keep(engine: Engine, kind: Kind, kept: _Kept) -> None:
-    pause_use(kept.connection.connection.driver_connection)
+    pause_use(_driver_of(kept.connection))
     with _mutex:
         of_engine = _kept.get(engine)
         is_kept = of_engine is not None and of_engine.setdefault(kind, kept) is kept
     if not is_kept:
         kept.connection.close()
+
+
+def _driver_of(connection: Connection) -> Any:
+    return connection.connection.driver_connection
