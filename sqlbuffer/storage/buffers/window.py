@@ -200,16 +200,16 @@ def rows_of_steps(n_steps: int) -> int:
     return -(-n_steps // _STEPS_PER_ROW)
 
 
-# In indexes and narrow tables, together with what the row replaces. Rows and chunks themselves are
-# written to about twice as many bytes as they have.
-_BYTES_OF_ROW = 256
+# About what a transaction writes to the log in any case, and in indexes and narrow tables for a row
+# together with the row that leaves. Rows and chunks take about twice their size.
+_BYTES_OF_WRITE, _BYTES_OF_ROW = 2**16, 2**10
 
 
 def _sqlite_clean_after_write(
     engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
 ) -> None:
     """Move the log from time to time; the file reuses the pages of evicted rows."""
-    move_log(engine, 2 * n_bytes + _BYTES_OF_ROW * n_rows)
+    move_log(engine, _BYTES_OF_WRITE + _BYTES_OF_ROW * n_rows + 2 * n_bytes)
 
 
 def count_full_blocks(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
