@@ -1,14 +1,14 @@
 """The connections of a file that stay checked out of their pool from one transaction to the next.
 
-One transaction writes to a file at a time, so one connection serves all writers of a process. Those
-that read one after the other take turns with one as well. To check a connection out of the pool for
-each transaction took up to a tenth of the time of a write or a draw.
+To check one out for each transaction took up to a tenth of the time of a write or a draw. Writers
+and readers use the same ones: SQLite drops the pages that a connection has cached when another one
+has written.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Pool
 from sqlalchemy.exc import DisconnectionError
@@ -16,7 +16,8 @@ from sqlalchemy.exc import DisconnectionError
 from sqlbuffer.processes import at_process_end, own_pid
 from sqlbuffer.storage.database.sqlite import pause_use, resume_use
 
-Kind = Literal["reader", "writer"]
+# Of one process: a thread that writes, and one that draws.
+MOST_KEPT = 2
 
 
 class _Kept(NamedTuple):
@@ -26,21 +27,21 @@ class _Kept(NamedTuple):
 
 
 _mutex = threading.Lock()
-# Of each engine that keeps some, those that are not in use.
-_kept: dict[Engine, dict[Kind, _Kept]] = {}
+# Of each engine that keeps some, those that are not in use; the one that was used last is the last.
+_kept: dict[Engine, list[_Kept]] = {}
 
 
 def keep_connections(engine: Engine) -> None:
     """Let transactions of an engine of a file keep their connections, until `drop_connections`."""
-    _kept[engine] = {}
+    _kept[engine] = []
     at_process_end(_drop_all)
 
 
 def drop_connections(engine: Engine) -> None:
     """Give the kept connections back to their pool; from now on, each goes back after its use."""
     with _mutex:
-        kept = _kept.pop(engine, {})
-    for one in kept.values():
+        kept = _kept.pop(engine, [])
+    for one in kept:
         if one.pid == own_pid():
             one.connection.close()
 
@@ -51,13 +52,13 @@ def _drop_all() -> None:
 
 
 @contextmanager
-def connected(engine: Engine, kind: Kind) -> Iterator[Connection]:
+def connected(engine: Engine) -> Iterator[Connection]:
     """Return a connection, whose transaction is undone at the end if it was not committed."""
     if engine not in _kept:
         with engine.connect() as connection:
             yield connection
         return
-    pool, connection = engine.pool, _taken(engine, kind) or engine.connect()
+    pool, connection = engine.pool, _taken(engine) or engine.connect()
     try:
         yield connection
         if connection.in_transaction():
@@ -67,17 +68,16 @@ def connected(engine: Engine, kind: Kind) -> Iterator[Connection]:
     except BaseException:
         connection.close()
         raise
-    _keep(engine, kind, _Kept(own_pid(), pool, connection))
+    _keep(engine, _Kept(own_pid(), pool, connection))
 
 
-def _taken(engine: Engine, kind: Kind) -> Connection | None:
-    """Return the kept connection; None if there is none, or another thread uses it."""
+def _taken(engine: Engine) -> Connection | None:
+    """Return a kept connection; None if there is none, or other threads use them."""
     with _mutex:
-        of_engine = _kept.get(engine, {})
-        kept = of_engine.get(kind)
-        if kept is None or kept.pid != own_pid():
+        of_engine = _kept.get(engine)
+        if not of_engine or of_engine[-1].pid != own_pid():
             return None
-        del of_engine[kind]
+        kept = of_engine.pop()
     if kept.pool is engine.pool:
         try:
             resume_use(_driver_of(kept.connection))
@@ -89,11 +89,13 @@ def _taken(engine: Engine, kind: Kind) -> Connection | None:
     return None
 
 
-def _keep(engine: Engine, kind: Kind, kept: _Kept) -> None:
+def _keep(engine: Engine, kept: _Kept) -> None:
     pause_use(_driver_of(kept.connection))
     with _mutex:
         of_engine = _kept.get(engine)
-        is_kept = of_engine is not None and of_engine.setdefault(kind, kept) is kept
+        is_kept = of_engine is not None and len(of_engine) < MOST_KEPT
+        if of_engine is not None and is_kept:
+            of_engine.append(kept)
     if not is_kept:
         kept.connection.close()
 

@@ -266,7 +266,7 @@ def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
             keep_answer(joined_here, driver_of(joined_here).execute(begin.query).fetchall())
         yield joined_here
         return
-    with connected(engine, "reader") as connection, invalidated_when_lost(connection):
+    with connected(engine) as connection, invalidated_when_lost(connection):
         yield connection.execution_options(**{BEGIN: begin})
 
 
@@ -276,13 +276,19 @@ def file_writer(engine: Engine, begin: Begin) -> Iterator[Connection]:
 
     The driver does that: SQLAlchemy takes as long as some of the statements.
     """
-    with connected(engine, "writer") as connection:
+    with connected(engine) as connection:
+        driver = driver_of(connection)
         begin_sqlite(connection, begin)
-        yield connection
-        if connection.in_transaction():  # SQLAlchemy has run a statement
-            connection.commit()
-        else:
-            driver_of(connection).commit()
+        try:
+            yield connection
+            if connection.in_transaction():  # SQLAlchemy has run a statement
+                connection.commit()
+            else:
+                driver.commit()
+        except BaseException:
+            with suppress(sqlite3.Error):
+                driver.rollback()
+            raise
 
 
 @contextmanager
