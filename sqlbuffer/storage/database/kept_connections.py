@@ -5,7 +5,6 @@ and readers use the same ones: SQLite drops the pages that a connection has cach
 has written.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Pool
 from sqlalchemy.exc import DisconnectionError
 
-from sqlbuffer.processes import at_process_end, own_pid
+from sqlbuffer.processes import ForkLock, at_process_end, own_pid
 from sqlbuffer.storage.database.sqlite import pause_use, resume_use
 
 # Of one process: a thread that writes, and one that draws.
@@ -26,7 +25,7 @@ class _Kept(NamedTuple):
     connection: Connection
 
 
-_mutex = threading.Lock()
+_mutex = ForkLock()
 # Of each engine that keeps some, those that are not in use; the one that was used last is the last.
 _kept: dict[Engine, list[_Kept]] = {}
 
