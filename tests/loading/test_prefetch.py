@@ -13,6 +13,7 @@ from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.loader import prefetched
 from tests.loading.rows import FIELDS, actions, fill, flat
 from tests.support.processes import run_at_once, wait_until
+from tests.support.storage_hooks import each_checked_out, engine_behind
 
 
 def threads():
@@ -20,7 +21,7 @@ def threads():
 
 
 @pytest.fixture
-def connections_in_use():
+def connections_in_use(buffer):
     """Return the connections that are taken from a pool and not given back yet."""
     taken = []
 
@@ -32,7 +33,8 @@ def connections_in_use():
 
     event.listen(Pool, "checkout", take)
     event.listen(Pool, "checkin", give_back)
-    yield taken
+    with each_checked_out(engine_behind(buffer)):
+        yield taken
     event.remove(Pool, "checkout", take)
     event.remove(Pool, "checkin", give_back)
 

@@ -26,6 +26,7 @@ from tests.support.array_rows import make_array_row
 from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of
+from tests.support.storage_hooks import each_checked_out
 
 METHODS = ["fork", FRESH]  # and "spawn" among the integrations
 
@@ -172,8 +173,9 @@ def test_8_threads_store_and_sample(buffer_url):
         list(pool.map(work, range(8)))
     assert len(buffer) == buffer.size(EVERY_ROW) == 300
     assert seqs_of(buffer) == list(range(901, 1_201))
-    checked_out = buffer._store.engine.pool.checkedout()
-    assert checked_out == 0
+    engine = buffer._store.engine
+    with each_checked_out(engine):
+        assert engine.pool.checkedout() == 0
 
 
 def test_a_connection_in_use_when_the_buffer_is_closed_is_closed_after_it(buffer):
