@@ -31,12 +31,12 @@ def connections_in_use(buffer):
     def give_back(_connection, record):
         taken.remove(record)
 
-    event.listen(Pool, "checkout", take)
-    event.listen(Pool, "checkin", give_back)
     with each_checked_out(engine_behind(buffer)):
+        event.listen(Pool, "checkout", take)
+        event.listen(Pool, "checkin", give_back)
         yield taken
-    event.remove(Pool, "checkout", take)
-    event.remove(Pool, "checkin", give_back)
+        event.remove(Pool, "checkout", take)
+        event.remove(Pool, "checkin", give_back)
 
 
 @pytest.fixture(autouse=True)
