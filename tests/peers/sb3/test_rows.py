@@ -181,7 +181,7 @@ def test_episodes_that_have_ended_take_no_memory(sqlite_url):
 
 
 def test_a_database_that_refuses_is_told_and_what_waits_is_stored_later(sqlite_url, caplog):
-    with opened(sqlite_url, flush_s=0.01) as replay:
+    with opened(sqlite_url, flush_s=0.3) as replay:
         with refusing_inserts(sqlite_url):
             added(replay, 5)
             wait_until(lambda: "could not be stored yet" in caplog.text, "the timer fails")

@@ -382,7 +382,7 @@ def test_no_steps_and_no_environment_that_acts_are_no_error(buffer):
 
 
 def test_a_database_that_refuses_is_told_before_the_next_step_and_loses_nothing(sqlite_url, caplog):
-    with ReplayBuffer(sqlite_url, fields=SIMPLE, flush_s=0.01) as buffer:
+    with ReplayBuffer(sqlite_url, fields=SIMPLE, flush_s=0.3) as buffer:
         writer = buffer.vector_writer(2)
         n_written = 0
         with refusing_inserts(sqlite_url):
