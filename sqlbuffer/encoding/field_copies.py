@@ -54,5 +54,6 @@ class FieldCopies:
 
 
 def offset_of(record: np.dtype[Any], name: str) -> int:
+    """Return at which byte of a record a field begins."""
     fields: Any = record.fields
     return int(fields[name][1])

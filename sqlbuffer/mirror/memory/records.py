@@ -165,11 +165,8 @@ class StoredFields:
         for name in layout.specs:
             if name not in (record.names or ()):
                 continue
-            n_bytes, start, at = (
-                stored[name].itemsize,
-                offset_of(stored, name),
-                offset_of(record, name),
-            )
+            n_bytes = stored[name].itemsize
+            start, at = offset_of(stored, name), offset_of(record, name)
             if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (start, at):
                 runs[-1] = (*runs[-1][:2], runs[-1][2] + n_bytes)
             else:

@@ -23,6 +23,7 @@ class _Kept(NamedTuple):
     pid: int
     pool: Pool
     connection: Connection
+    driver: Any
 
 
 _mutex = ForkLock()
@@ -62,12 +63,11 @@ def connected(engine: Engine) -> Iterator[Connection]:
         yield connection
         if connection.in_transaction():
             connection.rollback()
-        elif _driver_of(connection).in_transaction:
-            _driver_of(connection).rollback()
     except BaseException:
         connection.close()
         raise
-    _keep(engine, _Kept(own_pid(), pool, connection))
+    driver = connection.connection.driver_connection
+    _keep(engine, _Kept(own_pid(), pool, connection, driver))
 
 
 def _taken(engine: Engine) -> Connection | None:
@@ -79,7 +79,7 @@ def _taken(engine: Engine) -> Connection | None:
         kept = of_engine.pop()
     if kept.pool is engine.pool:
         try:
-            resume_use(_driver_of(kept.connection))
+            resume_use(kept.driver)
         except DisconnectionError:  # a fork closed it
             kept.connection.invalidate()
         else:
@@ -89,7 +89,7 @@ def _taken(engine: Engine) -> Connection | None:
 
 
 def _keep(engine: Engine, kept: _Kept) -> None:
-    pause_use(_driver_of(kept.connection))
+    pause_use(kept.driver)
     with _mutex:
         of_engine = _kept.get(engine)
         is_kept = of_engine is not None and len(of_engine) < MOST_KEPT
@@ -97,7 +97,3 @@ def _keep(engine: Engine, kept: _Kept) -> None:
             of_engine.append(kept)
     if not is_kept:
         kept.connection.close()
-
-
-def _driver_of(connection: Connection) -> Any:
-    return connection.connection.driver_connection

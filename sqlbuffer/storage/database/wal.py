@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.processes import at_process_end
+from sqlbuffer.storage.database.kept_connections import connected
 from sqlbuffer.storage.database.sqlite import USUAL_PAGES, opened_file
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
@@ -78,7 +79,7 @@ def move_log(engine: Engine, n_bytes: int) -> None:
     if n_bytes < MOVED_BYTES or lock is None:
         return
     # The write is committed: whatever happens here, a later one moves the log.
-    with suppress(sqlite3.Error, SQLBufferError, SQLAlchemyError), engine.connect() as connection:
+    with suppress(sqlite3.Error, SQLBufferError, SQLAlchemyError), connected(engine) as connection:
         n_pages, n_moved = _moved(connection)
         if MANY_PAGES < n_pages < n_moved + FEW_PAGES:
             with writer_lock(lock, QUEUE_S):
