@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,10 @@ logger = logging.getLogger("sqlbuffer")
 
 # After a checkpoint SQLite truncates the log to this size; see `sqlite.CONNECTION_PRAGMAS`.
 LARGE_WAL_BYTES = 64 * 2**20
-# About as many bytes as the 1,000 pages after which SQLite itself would move the log.
+# Bytes of a process after which it moves the log, while no other writes: each move waits twice for
+# the disk.
+MOVED_ALONE_BYTES = 16 * 2**20
+# The same, while others write: about the 1,000 pages after which SQLite itself would move it.
 MOVED_BYTES = 4 * 2**20
 # While several processes write, the log has new pages when the others have been moved, and does not
 # begin again. From this many pages on, the last ones are moved while writers wait.
@@ -61,7 +65,15 @@ def spare_writer(connection: Connection, lock: Path) -> None:
         _set_pages(connection, USUAL_PAGES)
 
 
-_written: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+@dataclass
+class _Written:
+    """What this process has written to a file since it moved the log."""
+
+    n_bytes: int = 0
+    limit: int = MOVED_BYTES
+
+
+_written: WeakKeyDictionary[Engine, _Written] = WeakKeyDictionary()
 
 
 def move_log(engine: Engine, n_bytes: int) -> None:
@@ -73,14 +85,15 @@ def move_log(engine: Engine, n_bytes: int) -> None:
         engine: The engine of a file.
         n_bytes: About how many bytes the last transaction has written.
     """
-    n_bytes += _written.get(engine, 0)
-    _written[engine] = n_bytes if n_bytes < MOVED_BYTES else 0
-    lock = lock_path(engine.url)
-    if n_bytes < MOVED_BYTES or lock is None:
+    written = _written.setdefault(engine, _Written())
+    written.n_bytes += n_bytes
+    if written.n_bytes < written.limit or (lock := lock_path(engine.url)) is None:
         return
+    written.n_bytes = 0
     # The write is committed: whatever happens here, a later one moves the log.
     with suppress(sqlite3.Error, SQLBufferError, SQLAlchemyError), connected(engine) as connection:
         n_pages, n_moved = _moved(connection)
+        written.limit = MOVED_ALONE_BYTES if n_moved == n_pages else MOVED_BYTES
         if MANY_PAGES < n_pages < n_moved + FEW_PAGES:
             with writer_lock(lock, QUEUE_S):
                 _moved(connection)
