@@ -260,6 +260,14 @@ class FieldSpec:
     column: bool = False
     added: int = field(default=0, compare=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, np.dtype):
+            raise FieldError(
+                f"field {shown(self.name)}: the dtype of a FieldSpec is a numpy dtype, got "
+                f"{shown(self.dtype)}; declare fields as {{'obs': ('float32', (4,))}}, or write "
+                f"FieldSpec.parse('obs', ('float32', (4,)))"
+            )
+
     @property
     def is_number(self) -> bool:
         """True for a number or a flag of up to 8 bytes, which can be given late."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     arrays,
+    conditions,
     ding,
     disk,
     fragments,
@@ -29,6 +30,7 @@ from tests.benchmarks import (
     sampling,
     sizes,
     snapshot,
+    start,
     turnover,
     vectors,
     web,
@@ -67,6 +69,8 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "priorities": priorities.measure,
     "prioritized": prioritized.measure,
     "questions": questions.measure,
+    "conditions": conditions.measure,
+    "start": start.measure,
     "vectors": vectors.measure,
     "web": web.measure,
 }

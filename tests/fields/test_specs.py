@@ -82,6 +82,12 @@ def test_a_field_of_a_buffer_is_a_declaration(given):
     assert spec_of(spec_of(given, name="other")) == spec_of(given)
 
 
+@pytest.mark.parametrize("given", [("float32", (3,)), ("obs", "float32"), ("obs", ())])
+def test_a_spec_that_is_made_without_a_dtype_says_how_fields_are_declared(given):
+    with pytest.raises(FieldError, match=r"declare fields as \{'obs': \('float32', \(4,\)\)\}"):
+        FieldSpec(*given)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "1a", "class", 3, None])
 def test_a_name_is_one_that_python_could_use(name):
     with pytest.raises(FieldError, match="one that Python could use"):
