@@ -34,7 +34,7 @@ test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a 
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations $(OF_OTHERS) --part minute $(ARGS)
 
 test-rest: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that `make test` leaves out
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/storage/plans --part rest $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/storage/plans --part rest $(ARGS)
 	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/storage/plans $(OF_OTHERS) --part rest $(ARGS)
 	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal --ignore tests/peers/nightly tests/peers $(ARGS)
 
