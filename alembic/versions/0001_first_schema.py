@@ -5,9 +5,9 @@ function and trigger, with its version in its name. `common` has the files for b
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from alembic import context, op
 from sqlalchemy import text
 
 revision = "0001"
@@ -207,23 +207,31 @@ WORD_AFTER_COLON = re.compile(r"(?<![:\w\\]):(?=\w)")
 
 
 def upgrade() -> None:
-    dialect = op.get_bind().dialect.name
-    for statement in statements_of_tables(dialect):
+    from alembic import op
+
+    for statement in statements(op.get_bind().dialect.name):
         execute(statement)
+
+
+def statements(dialect: str) -> Iterator[str]:
+    """Yield the statements that create the schema: a new database executes them without Alembic,
+    whose import takes as long as all of them.
+    """
+    yield from statements_of_tables(dialect)
     if dialect == "postgresql":
         # Functions are bound to the current schema.
-        execute(
-            "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-        )
+        yield "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
     for name in OBJECTS[dialect]:
-        execute(sql_of(dialect, name))
+        yield sql_of(dialect, name).strip()
         if name.startswith("sqlbuffer_") and name != PUBLIC_FUNCTION:
-            execute(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
+            yield f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC"
     if dialect == "postgresql":
-        execute(sql_of(dialect, "view_comments"))
+        yield sql_of(dialect, "view_comments").strip()
 
 
 def downgrade() -> None:
+    from alembic import op
+
     dialect = op.get_bind().dialect.name
     if dialect == "postgresql":
         execute("DELETE FROM buffers")  # this drops the sequence of each
@@ -240,16 +248,18 @@ def sql_of(dialect: str, name: str) -> str:
 
 
 def statements_of_tables(dialect: str) -> list[str]:
-    return [part for part in sql_of(dialect, "tables").split(";\n") if part.strip()]
+    return [part.strip() for part in sql_of(dialect, "tables").split(";\n") if part.strip()]
 
 
 def execute(statement: str) -> None:
+    from alembic import context, op
+
     if context.is_offline_mode():
         # Alembic's connection accepts nothing else when it prints the SQL.
-        op.get_bind().execute(text(WORD_AFTER_COLON.sub(r"\:", statement.strip())))
+        op.get_bind().execute(text(WORD_AFTER_COLON.sub(r"\:", statement)))
     else:
         # The compiler would take as long as SQLite itself.
-        op.get_bind().exec_driver_sql(statement.strip(), execution_options={"no_parameters": True})
+        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 def dropped(dialect: str, name: str) -> str:

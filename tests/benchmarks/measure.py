@@ -46,8 +46,12 @@ class Timings:
 
     def ratio(self, above: str, below: str) -> Ratio:
         """Return how the medians of each round compare."""
-        pairs = zip(self.rounds[above], self.rounds[below], strict=True)
-        return ratio_of([statistics.median(a) / statistics.median(b) for a, b in pairs])
+        pairs = zip(self.medians(above), self.medians(below), strict=True)
+        return ratio_of([a / b for a, b in pairs])
+
+    def medians(self, name: str) -> list[float]:
+        """Return the median of each round."""
+        return [statistics.median(one_round) for one_round in self.rounds[name]]
 
 
 def ratio_of(of_rounds: Sequence[float]) -> Ratio:

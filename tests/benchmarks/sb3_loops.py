@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from sqlbuffer.integrations.sb3 import SQLReplayBuffer
 from tests.benchmarks import machine
 from tests.benchmarks.bench import Bench, Scale
-from tests.benchmarks.measure import Timed, Timings, in_turns
+from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
 from tests.benchmarks.report import Figure, shown_time, table, write_between_markers
 from tests.support.markdown import ROOT
 from tests.support.postgres import PostgresServer, running_server
@@ -37,11 +38,11 @@ ROUND = 200  # steps of a loop
 MOST = {"sqlite": 1.5, "postgresql": 2.5}
 OWN = "Stable-Baselines3"
 CALLED = 200  # calls of a buffer in a round
+EPISODE = 1_000
 BATCH = 256
 OBSERVATION, ACTION = Box(-1, 1, (17,)), Box(-1, 1, (6,))
-# How many times as long as those of Stable-Baselines3's buffer the calls may take: 15 us against 7,
-# and 100 us against 96.
-CALLS = {"`add` of a step": 2.1, f"`sample({BATCH})`": 1.05}
+# Seconds that a call of one environment's buffer may take.
+CALLS = {"`add` of a step": 15e-6, f"`sample({BATCH})`": 100e-6}
 
 
 def _sac(**options: Any) -> SAC:
@@ -163,33 +164,41 @@ def _figures_of_calls(benches: Sequence[Bench], n_steps: int, rounds: int) -> It
             ours = SQLReplayBuffer(n_steps, OBSERVATION, ACTION, "cpu", url=url, create=True)
             stack.callback(ours.close)
             buffers[bench.kind] = ours
-        rng = np.random.default_rng(0)
-        obs, after = rng.random((2, 1, 17), np.float32)
-        step = (obs, after, rng.random((1, 6), np.float32), np.ones(1), np.zeros(1), [{}])
         for buffer in buffers.values():
-            for _ in range(n_steps):
+            for step in islice(_steps(), n_steps):
                 buffer.add(*step)
             buffer.sample(BATCH)
-        calls: dict[str, Callable[[ReplayBuffer], Callable[[], Any]]] = dict(
-            zip(
-                CALLS,
-                (lambda b: partial(b.add, *step), lambda b: partial(b.sample, BATCH)),
-                strict=True,
-            )
-        )
-        for what, call in calls.items():
-            timed = {name: Timed(call(b), repeat=CALLED) for name, b in buffers.items()}
-            timings = in_turns(timed, rounds, warmup=1)
+        adds = {
+            name: Timed(buffer.add, partial(next, _steps()), CALLED)
+            for name, buffer in buffers.items()
+        }
+        samples = {
+            name: Timed(partial(buffer.sample, BATCH), repeat=CALLED)
+            for name, buffer in buffers.items()
+        }
+        for what, calls in zip(CALLS, (adds, samples), strict=True):
+            timings = in_turns(calls, rounds, warmup=1)
             for bench in benches:
                 spent = {name: shown_time(timings.median(name)) for name in (bench.kind, OWN)}
+                most_s = CALLS[what]
                 yield Figure(
-                    f"{what}: times as long as with the buffer of {OWN}",
+                    f"{what}: times as long as {shown_time(most_s)}",
                     bench.label,
                     f"{spent[bench.kind]}, {OWN} {spent[OWN]}",
-                    timings.ratio(bench.kind, OWN),
-                    CALLS[what],
+                    ratio_of([s / most_s for s in timings.medians(bench.kind)]),
+                    1,
                     at_most=True,
                 )
+
+
+def _steps() -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of `add`, without end: episodes of one environment."""
+    rng = np.random.default_rng(0)
+    seen, actions = rng.random((EPISODE + 1, 1, 17), np.float32), rng.random((1, 6), np.float32)
+    while True:
+        for i in range(EPISODE):
+            is_last = np.array([i == EPISODE - 1])
+            yield seen[i], seen[i + 1], actions, np.ones(1), is_last, [{}]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
 
 # Oldest first; a test compares them with the scripts.
 REVISIONS = ("0001",)
+FIRST = REVISIONS[0]
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "sqlbuffer_alembic_version"
 _MIGRATION_LOCK = 7_239_471_001  # any number that is the same in every process
 LOCK_TIMEOUT_S = 120.0
 _CREATED = re.compile(r"^CREATE (?:TABLE|VIEW) \"?(\w+)", re.MULTILINE)
+logger = logging.getLogger("sqlbuffer")
 _alembic_lock = ForkLock()  # Alembic keeps its context in module globals
 
 
@@ -158,7 +161,29 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
             # wait.
             if revision_before == HEAD and revision in ("head", HEAD):
                 return
+            if revision_before is None:
+                _create_first(connection)
+                if revision == FIRST or (revision, HEAD) == ("head", FIRST):
+                    return
             _run_alembic(connection, "upgrade", revision)
+
+
+def _create_first(connection: Connection) -> None:
+    """Create the schema of the first revision, as Alembic does, whose import takes longer."""
+    path = script_location() / "versions" / "0001_first_schema.py"
+    spec = spec_from_file_location("sqlbuffer_first_schema", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for statement in (
+        f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, "
+        f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))",
+        *script.statements(connection.dialect.name),
+        f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{FIRST}')",
+    ):
+        connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+    logger.debug("created the schema of revision %s", FIRST)
 
 
 def _refuse_taken_names(connection: Connection, url: URL) -> None:

@@ -12,7 +12,8 @@ from sqlbuffer.errors import SchemaTooNewError
 from sqlbuffer.storage.migrations import migrate, status
 from tests.support.markdown import ROOT
 from tests.support.processes import running, wait_until
-from tests.support.sql import run, scalar
+from tests.support.schema import schema_of
+from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
 ADDITIVE = '''
@@ -113,6 +114,18 @@ def test_an_older_package_opens_a_schema_that_was_only_added_to(buffer_url, late
     assert status.upgrade(buffer_url) is False
     assert status.create(buffer_url) is False
     assert scalar(buffer_url, f"SELECT version_num FROM {migrate.VERSION_TABLE}") == "later"
+
+
+def test_a_later_release_makes_the_whole_schema_in_a_new_database(
+    database_url, make_database_url, later_checkout
+):
+    later_checkout(database_url)
+    other_url = make_database_url("sqlite" if is_sqlite(database_url) else "postgresql")
+    migrate.upgrade(other_url)
+    later_checkout(other_url)
+    with connected(database_url) as one, connected(other_url) as other:
+        assert schema_of(one) == schema_of(other)
+        assert "notes" in schema_of(one)
 
 
 def test_a_schema_that_was_changed_is_refused(buffer_url, later_checkout):

@@ -27,7 +27,10 @@ def assert_complete(lines):
             assert re.match(r"\d", measured)
             assert "ms, Stable-Baselines3" in absolute
             assert (target != "reported") is has_target
-    assert len(lines) == 2 * len(command.LOOPS)
+    for what in command.CALLS:
+        found = [line for line in lines if line[0].startswith(what)]
+        assert [line[1].partition(",")[0] for line in found] == ["SQLite", "PostgreSQL"]
+    assert len(lines) == 2 * (len(command.LOOPS) + len(command.CALLS))
 
 
 @pytest.mark.slow

@@ -370,7 +370,7 @@ ReplayBuffer({database_url!r}, create=True).close()
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     lines = done.stderr.splitlines()
-    assert "DEBUG alembic.runtime.migration" in lines
+    assert "DEBUG sqlbuffer" in lines
     assert {line.split()[0] for line in lines} == {"DEBUG"}
 
 

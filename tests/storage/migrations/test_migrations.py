@@ -317,6 +317,29 @@ def test_alembics_own_command_line_finds_the_database_in_the_environment(stepwis
     assert run(stepwise_url, f"SELECT * FROM {migrate.VERSION_TABLE}") == []
 
 
+def test_a_new_database_is_what_alembic_makes(database_url, make_database_url, monkeypatch):
+    from alembic import command
+
+    migrate.upgrade(database_url)
+    other_url = make_database_url("sqlite" if is_sqlite(database_url) else "postgresql")
+    monkeypatch.setenv("SQLBUFFER_URL", other_url)
+    config = Config()
+    config.set_main_option("script_location", str(migrate.script_location()))
+    command.upgrade(config, "head")
+    found = []
+    for url in (database_url, other_url):
+        with connected(url) as connection:
+            inspector = inspect(connection)
+            own = (
+                [str(c["type"]) for c in inspector.get_columns(migrate.VERSION_TABLE)],
+                inspector.get_pk_constraint(migrate.VERSION_TABLE),
+                migrate.current(connection),
+            )
+            others = [o for o in objects_of(connection) if o[1] != migrate.VERSION_TABLE]
+            found.append((own, others, schema_of(connection)))
+    assert found[0] == found[1]
+
+
 def test_every_revision_says_which_packages_may_use_it(database_url):
     migrate.upgrade(database_url)
     assert scalar(database_url, "SELECT min_client FROM schema_info") in migrate.REVISIONS
