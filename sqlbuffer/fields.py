@@ -243,6 +243,9 @@ class FieldSpec:
         added: 0 for a field that the buffer was made with; 1, 2 and so on for the fields that
             `ReplayBuffer.add_field` added.
 
+    Raises:
+        FieldError: `dtype` is no numpy dtype; `FieldSpec.parse` takes a declaration.
+
     Example:
         >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
         (3, 2)

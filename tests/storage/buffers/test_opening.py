@@ -565,6 +565,11 @@ def test_opening_and_listing_a_file_import_nothing_for_later_calls(sqlite_url, c
     subprocess.run([sys.executable, "-c", code, sqlite_url], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_a_new_file_is_made_without_importing_what_later_calls_need(sqlite_url):
+    code = IMPORTED.format(OPENING)
+    subprocess.run([sys.executable, "-c", code, sqlite_url], check=True, stdout=subprocess.DEVNULL)
+
+
 # Core calls do what the layout of a buffer needs, and nothing where it is plain.
 
 
