@@ -41,7 +41,7 @@ PAUSE_S = 0.25
 # A thread ends when no writer has found a large log for this long.
 IDLE_S = 5.0
 END_S = 5.0
-_PAGES = "wal_autocheckpoint"
+_PAGES, _VERSION = "wal_autocheckpoint", "data_version"
 
 
 def wal_path(path: Path) -> Path:
@@ -93,10 +93,17 @@ def move_log(engine: Engine, n_bytes: int) -> None:
     # The write is committed: whatever happens here, a later one moves the log.
     with suppress(sqlite3.Error, SQLBufferError, SQLAlchemyError), connected(engine) as connection:
         n_pages, n_moved = _moved(connection)
-        written.limit = MOVED_ALONE_BYTES if n_moved == n_pages else MOVED_BYTES
+        written.limit = MOVED_ALONE_BYTES if _is_alone(connection) else MOVED_BYTES
         if MANY_PAGES < n_pages < n_moved + FEW_PAGES:
             with writer_lock(lock, QUEUE_S):
                 _moved(connection)
+
+
+def _is_alone(connection: Connection) -> bool:
+    """Whether no other connection has written since the last call with this one."""
+    ((version,),) = driver_of(connection).execute("PRAGMA data_version").fetchall()
+    before, connection.info[_VERSION] = connection.info.get(_VERSION), version
+    return before == version
 
 
 def _moved(connection: Connection) -> tuple[int, int]:
