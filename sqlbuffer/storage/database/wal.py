@@ -102,8 +102,9 @@ def move_log(engine: Engine, n_bytes: int) -> None:
 def _is_alone(connection: Connection) -> bool:
     """Whether no other connection has written since the last call with this one."""
     ((version,),) = driver_of(connection).execute("PRAGMA data_version").fetchall()
-    before, connection.info[_VERSION] = connection.info.get(_VERSION), version
-    return before == version
+    is_alone: bool = version == connection.info.get(_VERSION)
+    connection.info[_VERSION] = version
+    return is_alone
 
 
 def _moved(connection: Connection) -> tuple[int, int]:
