@@ -21,7 +21,7 @@ pytestmark = pytest.mark.combinations
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 SIZE = 8
 # Workers, groups, kills, and the largest number of rollouts that are open or wait for the trainer.
-SCALES = {"sqlite": (6, 12, 15, 24), "postgresql": (30, 40, 40, 60)}
+SCALES = {"sqlite": (6, 12, 15, 24), "postgresql": (50, 60, 60, 100)}
 LEASE_S = 4.0
 
 
