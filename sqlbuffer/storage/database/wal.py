@@ -26,7 +26,7 @@ logger = logging.getLogger("sqlbuffer")
 LARGE_WAL_BYTES = 64 * 2**20
 # Bytes of a process after which it moves the log, while no other writes: each move waits twice for
 # the disk.
-MOVED_ALONE_BYTES = 12 * 2**20
+MOVED_ALONE_BYTES = 16 * 2**20
 # The same, while others write: about the 1,000 pages after which SQLite itself would move it.
 MOVED_BYTES = 4 * 2**20
 # While several processes write, the log has new pages when the others have been moved, and does not

@@ -77,7 +77,7 @@ def test_a_writer_moves_the_log_earlier_while_others_write(buffer, path):
         for n in range(32):
             buffer.extend(MANY)  # 2 MiB
             other.execute("INSERT INTO theirs VALUES (?)", (n,))
-            assert log_of(path) < LITTLE / 2
+            assert log_of(path) < 5 * 2**20  # alone it would be longer
 
 
 def store_much(path):
