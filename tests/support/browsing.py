@@ -13,6 +13,7 @@ from tests.support.web_server import TOKEN
 
 # Of rules for pages that are parts of larger ones.
 _AXE = {"resultTypes": ["violations"]}
+_CONTRAST = {**_AXE, "runOnly": ["color-contrast"]}
 
 
 @contextmanager
@@ -67,8 +68,16 @@ class Visit:
 
     def violations(self) -> list[str]:
         """Return what of the page a person with a disability may not be able to use."""
-        found = Axe().run(self.page, options=_AXE).response["violations"]
-        return [f"{one['id']}: {node['html']}" for one in found for node in one["nodes"]]
+        return _shown(Axe().run(self.page, options=_AXE).response)
+
+    def violations_in_both_schemes(self) -> list[str]:
+        """Return the same in light colours and in dark ones, which differ by contrast alone."""
+        self.page.emulate_media(color_scheme="light")
+        found = self.violations()
+        self.page.emulate_media(color_scheme="dark")
+        found += _shown(self.page.evaluate("options => axe.run(document, options)", _CONTRAST))
+        self.page.emulate_media(color_scheme="light")
+        return found
 
     def _refuse(self, dialog: Any) -> None:
         self.trouble.append(f"dialog: {dialog.message}")
@@ -83,3 +92,9 @@ class Visit:
     def _note_request(self, request: Any) -> None:
         if not request.url.startswith((f"{self.address}/", "data:")):
             self.trouble.append(f"request to {request.url}")
+
+
+def _shown(response: Any) -> list[str]:
+    return [
+        f"{one['id']}: {node['html']}" for one in response["violations"] for node in one["nodes"]
+    ]

@@ -1,5 +1,6 @@
 """The programs of `docs/examples/` run, and do what they say."""
 
+import math
 import os
 import re
 import signal
@@ -211,6 +212,9 @@ def test_a_learner_draws_from_a_mirror_next_to_four_actors(make_database_url, tm
 # The least mean return that a program in one file learns; a random policy has 22, 22 and -1200.
 LEARNED = {"dqn.py": 80, "ppo.py": 80, "sac.py": -500}
 DATABASES = {"dqn.py": "sqlite", "ppo.py": "postgresql", "sac.py": "sqlite"}
+# Those that take half a minute run for less; tests/nightly waits until they have learned.
+SHORTER = {"ppo.py": ["--iterations", "6"], "sac.py": ["--total-timesteps", "1200"]}
+ADVANTAGES = "SELECT count(*) FROM v_experiences WHERE advantage IS NOT NULL"
 
 
 @pytest.mark.parametrize("program", LEARNED)
@@ -219,18 +223,38 @@ def test_a_program_in_one_file_is_short(program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", LEARNED)
-def test_a_program_in_one_file_learns(program, make_database_url, tmp_path):
-    if find_spec("torch") is None:
-        pytest.skip("allowed: no torch for this Python")
-    url = make_database_url(DATABASES[program])
-    with started(tmp_path, *command(program, "--url", url)) as (process, read):
-        process.wait(900)
-        printed = read()
-    assert process.returncode == 0, printed
+def test_a_program_in_one_file_learns(make_database_url, tmp_path):
+    check_that_it_learns("dqn.py", make_database_url, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", SHORTER)
+def test_a_program_in_one_file_runs(program, make_database_url, tmp_path):
+    url, printed = run_in_one_file(program, make_database_url, tmp_path, *SHORTER[program])
+    n_episodes, mean = re.search(r"(\d+) episodes, mean .*: (-?[\d.]+)$", printed).groups()
+    assert n_complete(url) >= int(n_episodes) > 0
+    assert math.isfinite(float(mean))
+    if program == "ppo.py":
+        assert scalar(url, ADVANTAGES) == 6 * 8 * 128
+
+
+def check_that_it_learns(program, make_database_url, folder):
+    """Run a program, and see that its policy is better than a random one."""
+    url, printed = run_in_one_file(program, make_database_url, folder)
     n_episodes, mean = re.search(r"(\d+) episodes, mean .*: (-?[\d.]+)$", printed).groups()
     assert float(mean) >= LEARNED[program], printed
     assert n_complete(url) >= int(n_episodes)
     if program == "ppo.py":
-        trained = "SELECT count(*) FROM v_experiences WHERE advantage IS NOT NULL"
-        assert scalar(url, trained) == 30 * 8 * 128
+        assert scalar(url, ADVANTAGES) == 30 * 8 * 128
+
+
+def run_in_one_file(program, make_database_url, folder, *words):
+    """Return the database that a program has filled, and what it has printed."""
+    if find_spec("torch") is None:
+        pytest.skip("allowed: no torch for this Python")
+    url = make_database_url(DATABASES[program])
+    with started(folder, *command(program, "--url", url, *words)) as (process, read):
+        process.wait(900)
+        printed = read()
+    assert process.returncode == 0, printed
+    return url, printed

@@ -58,10 +58,9 @@ def tokens(filled):
     return filled, dict(sql.run(filled, "SELECT key, id FROM episodes"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_of_tokens_groups_and_searches_can_be_used_by_all(tokens, visit, scheme):
+def test_pages_of_tokens_groups_and_searches_can_be_used_by_all(tokens, visit):
     url, numbers = tokens
-    browser, found = visit(url, color_scheme=scheme), {}
+    browser, found = visit(url), {}
     short, long = (f"/buffers/tokens/episodes/{numbers[key]}" for key in ("short", "long"))
     for path in (
         short, f"{short}?view=tokens", f"{short}?view=tokens&color=mask",
@@ -71,7 +70,7 @@ def test_pages_of_tokens_groups_and_searches_can_be_used_by_all(tokens, visit, s
     ):  # fmt: skip
         browser.page.set_viewport_size({"width": 400, "height": 800})
         browser.open(path)
-        found[path] = browser.violations()
+        found[path] = browser.violations_in_both_schemes()
         wide = browser.page.evaluate("document.documentElement.scrollWidth > innerWidth")
         assert not wide, path
     assert [violation for page in found.values() for violation in page] == []
@@ -137,10 +136,9 @@ def test_a_search_leads_to_the_step(tokens, visit):
     assert "Error: division by zero" in page.locator(":target").inner_text()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_pages_of_an_episode_can_be_used_by_all(episodes, visit, scheme):
+def test_the_pages_of_an_episode_can_be_used_by_all(episodes, visit):
     url, numbers = episodes
-    browser, found = visit(url, color_scheme=scheme), {}
+    browser, found = visit(url), {}
     film, talk = (f"/buffers/{name}/episodes/" for name in ("film", "talks"))
     for path in (
         f"{film}{numbers['film']}", f"{film}{numbers['film']}?view=curves",
@@ -148,7 +146,7 @@ def test_the_pages_of_an_episode_can_be_used_by_all(episodes, visit, scheme):
         f"/buffers/talks/difference?a={numbers['e0']}&b={numbers['e4']}",
     ):  # fmt: skip
         browser.open(path)
-        found[path] = browser.violations()
+        found[path] = browser.violations_in_both_schemes()
     assert [violation for page in found.values() for violation in page] == []
 
 
