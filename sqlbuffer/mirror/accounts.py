@@ -360,5 +360,9 @@ def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
     """Return the slots of numbers, 0 for a missing step, and flags of the existing steps."""
     slots = memory.blocks.slots_of(seqs)
     is_known = slots != NONE
-    slots = np.where(is_known, slots, 0)
-    return slots, is_known & ((memory.links["flags"][slots] & LIVE) != 0)
+    if not is_known.all():
+        slots = np.where(is_known, slots, 0)
+    is_live = memory.is_drawable[slots] & is_known
+    if not is_live.all():
+        is_live = is_known & ((memory.links["flags"][slots] & LIVE) != 0)
+    return slots, is_live

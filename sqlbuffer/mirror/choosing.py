@@ -134,15 +134,25 @@ def uniform_slots(
         return slots if np.count_nonzero(flags) == len(flags) else slots[flags]
 
     n_places = len(is_drawable) if order is None else len(order) * BLOCK
-    chosen = _by_rejection(drawable_at, n_places, rng, replace, n, accepts_drawable)
-    if chosen is not None:
-        return chosen
+
+    def drawn(size: int) -> "Integers":
+        # Half the time of `integers`.
+        return drawable_at((rng.random(size) * n_places).astype(np.int64))
+
+    if n_places and (n <= n_places or replace):
+        chosen = _by_rejection(drawn, n, replace, accepts_drawable, LOWEST_UNIFORM_SHARE)
+        if len(chosen) == n:
+            return chosen
     # Few slots may be drawn, or n is nearly all of them.
     every, rng = _in_order(np.flatnonzero(is_drawable), order), rng.spawn(1)[0]
     if accepts is not None:
-        chosen = _by_rejection(every.__getitem__, len(every), rng, replace, n, accepts)
-        if chosen is not None:
-            return chosen
+        if len(every) and (n <= len(every) or replace):
+            chosen = _by_rejection(
+                lambda size: every[(rng.random(size) * len(every)).astype(np.int64)],
+                n, replace, accepts, LOWEST_UNIFORM_SHARE,
+            )  # fmt: skip
+            if len(chosen) == n:
+                return chosen
         every, rng = every[accepts(every)], rng.spawn(1)[0]
     if replace:
         return every[rng.integers(0, len(every), n)] if len(every) else every
@@ -150,36 +160,46 @@ def uniform_slots(
     return every[:n]
 
 
+_NO_SLOTS: Integers = np.zeros(0, np.int64)
+
+
 def _by_rejection(
-    slots_at: Callable[[Integers], Integers],
-    n_places: int,
-    rng: np.random.Generator,
-    replace: bool,
+    drawn: Callable[[int], Integers],
     n: int,
+    replace: bool,
     accepts: Callable[[Integers], Flags] | None,
-) -> Integers | None:
-    """Return n slots at random places; None where too few are accepted."""
-    if not n_places or (n > n_places and not replace):
-        return None
-    chosen: Integers | None = None
+    lowest: float,
+    share: float = 1.0,
+    chosen: Integers = _NO_SLOTS,
+) -> Integers:
+    """Return n slots: those of random ones that are accepted. It gives up with fewer.
+
+    Args:
+        drawn: Function that draws so many slots, each on its own; it may reject some itself.
+        n: Number of slots.
+        replace: A slot may come again.
+        accepts: Function that returns True for accepted slots; all are accepted by default.
+        lowest: It gives up where less than this share of the draws is accepted.
+        share: About which share will be.
+        chosen: The first of the n, drawn before.
+    """
     # Mostly a few more than wanted are enough, and `accepts` is asked once.
-    n_drawn, size = 0, n + n // 8 + 8
+    n_before, n_drawn, size = len(chosen), 0, int((n - len(chosen)) * 1.125 / share) + 8
     for _ in range(MOST_ROUNDS):
-        # Half the time of `integers`.
-        slots = slots_at((rng.random(size) * n_places).astype(np.int64))
+        slots = drawn(size)
         n_drawn += size
         if accepts is not None:
             slots = slots[accepts(slots)]
-        chosen = slots if chosen is None else np.concatenate([chosen, slots])
+        chosen = np.concatenate([chosen, slots]) if len(chosen) else slots
         if not replace:
             chosen = _first_of_each(chosen)
         if len(chosen) >= n:
             return chosen[:n]
-        share = len(chosen) / n_drawn
-        if share < LOWEST_UNIFORM_SHARE:
+        share = (len(chosen) - n_before) / n_drawn
+        if share < lowest:
             break
         size = int(1.2 * (n - len(chosen)) / share) + 16
-    return None
+    return chosen
 
 
 def _in_order(slots: Integers, order: Integers | None) -> Integers:
@@ -250,7 +270,7 @@ class PrioritizedChooser:
             order = priorities.block_order(memory.blocks, memory.changed)
             slots = draw.by_strata(n, order, self.has_condition)
         else:
-            slots = draw.with_replacement(n) if self.sampler.replace else draw.distinct(n)
+            slots = draw.slots(n, self.sampler.replace, by_bound=self.sampler.seed is None)
         total = self._total(priorities, is_drawable, tree)
         return Chosen(slots, self._columns(memory, priorities, slots, total))
 
@@ -294,38 +314,46 @@ class _Draw:
     takes: Callable[[Integers], Flags]
     rng: np.random.Generator
 
-    def with_replacement(self, n: int) -> Integers:
-        """Return n slots, each drawn on its own; fewer if there is none."""
-        chosen, size = np.zeros(0, np.int64), n + n // 16 + 4
-        while len(chosen) < n:
-            slots = self.tree.slots_at(self.rng.random(size))
-            slots = slots[self.takes(slots)]
-            chosen = np.concatenate([chosen, slots]) if len(chosen) else slots
-            share = len(slots) / size
-            if len(chosen) < n and share < LOWEST_WEIGHTED_SHARE:
-                every, weights = self._all()
-                more: Integers = every[_at(weights, self.rng.random(n - len(chosen)))]
-                return np.concatenate([chosen, more])
-            size = int(1.2 * (n - len(chosen)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
-        return chosen[:n]
-
-    def distinct(self, n: int) -> Integers:
-        """Return n distinct slots; fewer if there are fewer.
+    def slots(self, n: int, replace: bool, *, by_bound: bool = False) -> Integers:
+        """Return n slots, or fewer if there are fewer.
 
         Slots drawn with replacement, without repeats, are drawn by weight from the rest.
+
+        Args:
+            n: Number of slots.
+            replace: A slot may come again.
+            by_bound: Prefer a method whose random numbers depend on a bound of the weights, and
+                so on what they were before.
         """
-        n = min(n, len(self.is_drawable))
-        chosen, size = np.zeros(0, np.int64), n + n // 16 + 4
-        while len(chosen) < n:
-            slots = self.tree.slots_at(self.rng.random(size))
-            both = np.concatenate([chosen, slots[self.takes(slots)]])
-            _, first = np.unique(both, return_index=True)
-            share = (len(first) - len(chosen)) / size
-            chosen = both[np.sort(first)]
-            if len(chosen) < n and share < LOWEST_WEIGHTED_SHARE:
-                return np.concatenate([chosen, self._rest(chosen, n - len(chosen))])
-            size = int(1.2 * (n - len(chosen)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
-        return chosen[:n]
+        n = n if replace else min(n, len(self.is_drawable))
+        chosen, share = _NO_SLOTS, self.tree.total / (self.tree.bound * len(self.is_drawable))
+        if by_bound and share >= LOWEST_WEIGHTED_SHARE:
+            # A third of the time of the sums.
+            chosen = _by_rejection(
+                self._below_bound, n, replace, self.takes, LOWEST_UNIFORM_SHARE, share
+            )
+        if len(chosen) < n:
+            chosen = _by_rejection(
+                lambda size: self.tree.slots_at(self.rng.random(size)),
+                n, replace, self.takes, LOWEST_WEIGHTED_SHARE, chosen=chosen,
+            )  # fmt: skip
+        missing = n - len(chosen)
+        if missing:
+            rest = self._again(missing) if replace else self._rest(chosen, missing)
+            chosen = np.concatenate([chosen, rest])
+        return chosen
+
+    def _below_bound(self, size: int) -> Integers:
+        """Draw slots uniformly, and reject each by how far its weight is below the bound."""
+        slots = (self.rng.random(size) * len(self.is_drawable)).astype(np.int64)
+        heights = self.rng.random(size) * self.tree.bound
+        return slots[heights < self.tree.weights.take(slots)]
+
+    def _again(self, n: int) -> Integers:
+        """Return n slots with replacement; none if none can be taken."""
+        every, weights = self._all()
+        again: Integers = every[_at(weights, self.rng.random(n))]
+        return again
 
     def _rest(self, chosen: Integers, n: int) -> Integers:
         """Return n more slots by a race of all others (Efraimidis and Spirakis 2006)."""
@@ -354,7 +382,7 @@ class _Draw:
             chosen = self.tree.slots_in_order(fractions, order)
         missing = np.flatnonzero(~self.takes(chosen))
         if len(missing):
-            others = self.with_replacement(len(missing))
+            others = self.slots(len(missing), replace=True)
             if not len(others):
                 return others
             chosen[missing] = others

@@ -11,7 +11,7 @@ from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from tests.benchmarks import following, frames
 from tests.benchmarks.arrays import BATCH, EPISODE, FIELDS, steps
 from tests.benchmarks.bench import Bench, random_numbers
-from tests.benchmarks.measure import Timed, Timings, in_turns, ratio_of
+from tests.benchmarks.measure import Timed, Timings, in_turns, percentile, ratio_of, seconds_of
 from tests.benchmarks.report import Figure, shown_rate, shown_time
 
 # A million steps in at most 1 s and 3 s.
@@ -19,6 +19,7 @@ FILLED_PER_S = {"sqlite": 1_000_000, "postgresql": 333_333}
 FILLS = 6
 FRAMES, EPISODE_OF_FRAMES = 20_000, 500
 GB_PER_S = 2
+LEARNS_FOR_S, WRITTEN_EVERY_S = 8, 0.5
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -65,7 +66,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         timings.ratio("n=5", "arrays"),
     )
     yield from followed
-    yield _by_priority(bench)
+    yield from _by_priority(bench)
     yield _stacks(bench)
 
 
@@ -117,8 +118,10 @@ def _filled(bench: Bench, url: str) -> ReplayBuffer:
     return buffer
 
 
-def _by_priority(bench: Bench) -> Figure:
-    """Return how a draw by priority and new priorities for it compare to the buffer's own."""
+def _by_priority(bench: Bench) -> Iterator[Figure]:
+    """Yield how a draw by priority and new priorities for it compare to the buffer's own, and how
+    long they take while new priorities are written.
+    """
     n, rng = bench.scale.rows, random_numbers()
     bench.say(f"filling a database with {n:,} steps with priorities")
     sampler = PrioritizedSampler()
@@ -143,13 +146,31 @@ def _by_priority(bench: Bench) -> Figure:
         theirs = timed(buffer, 2)
         with buffer.mirror(refresh_s=3_600) as mirror:
             ours = timed(mirror, 50)
+        bench.say("drawing by priority while a mirror writes new priorities")
+        with buffer.mirror(refresh_s=WRITTEN_EVERY_S) as mirror:
+            calls = [np.abs(rng.standard_normal(BATCH)) for _ in range(256)]
+            learn(mirror, calls[0])
+            waits, until = [], time.monotonic() + bench.scale.times(LEARNS_FOR_S)
+            while time.monotonic() < until:
+                waits += [seconds_of(learn, mirror, errors) for errors in calls]
     rounds = zip(theirs.rounds["all"], ours.rounds["all"], strict=True)
-    return Figure(
+    yield Figure(
         f"{BATCH} by priority from a mirror, and their new priorities: times faster than in the "
         f"buffer",
         bench.label,
         f"{shown_time(ours.median('all'))}, buffer {shown_time(theirs.median('all'))}",
         ratio_of([float(np.median(slow) / np.median(quick)) for slow, quick in rounds]),
+    )
+    p99 = percentile(waits, 0.99)
+    yield Figure(
+        f"{BATCH} by priority from a mirror, and their new priorities, while those are written "
+        f"(`refresh_s={WRITTEN_EVERY_S}`): p99, over 1 ms",
+        bench.label,
+        f"{shown_time(p99)}, median {shown_time(float(np.median(waits)))}, longest "
+        f"{shown_time(max(waits))}",
+        ratio_of([p99 / 1e-3]),
+        1,
+        at_most=True,
     )
 
 

@@ -20,15 +20,19 @@ _N_LEVELS = 3
 # A row multiplied by it becomes the sums of its first numbers: a third of the time of `cumsum`
 # along short rows.
 _SUMS = np.triu(np.ones((FAN, FAN)))
+# And by these the sum of all of them.
+_ONES = np.ones(FAN)
 # BLAS would compute larger products in several threads, and take them from the learner.
 _MULTIPLIED_AT_ONCE = 512
 
 
-def _sums_along(rows: Reals) -> Reals:
-    """Return the sums of the first numbers of rows, shape (n, 16)."""
+def _multiplied(rows: Reals, by: Reals) -> Reals:
+    """Return the product of rows of 16 numbers and a matrix or a vector."""
+    if 0 < len(rows) <= _MULTIPLIED_AT_ONCE:
+        return rows @ by
     starts = range(0, len(rows), _MULTIPLIED_AT_ONCE)
-    parts: list[Reals] = [rows[start : start + _MULTIPLIED_AT_ONCE] @ _SUMS for start in starts]
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, FAN)), *parts])
+    parts = [rows[start : start + _MULTIPLIED_AT_ONCE] @ by for start in starts]
+    return np.concatenate([np.zeros((0, *by.shape[1:])), *parts])
 
 
 class WeightTree:
@@ -41,6 +45,8 @@ class WeightTree:
 
     Attributes:
         weights: The weight of each slot, shape (n_slots,). Call `add_up` after a change.
+        bound: No weight is larger. It is the largest of now, or of those since as many changes as
+            there are slots.
 
     Example:
         >>> tree = WeightTree(64)
@@ -58,6 +64,7 @@ class WeightTree:
             self._levels.append(np.zeros(-(-n // FAN) * FAN))
         self.weights = self._levels[0]
         self._total: float | None = 0.0
+        self.bound, self._n_since_bound = 0.0, 0
 
     @property
     def total(self) -> float:
@@ -69,14 +76,19 @@ class WeightTree:
     def add_up(self, slots: Integers) -> None:
         """Compute the sums again that have one of some slots."""
         self._total = None
+        self._n_since_bound += len(slots)
+        if self._n_since_bound > len(self.weights):
+            self.bound, self._n_since_bound = float(self.weights.max(initial=0.0)), 0
+        else:
+            self.bound = max(self.bound, float(self.weights.take(slots).max(initial=0.0)))
         for below, above in pairwise(self._levels):
             rows = below.reshape(-1, FAN)
             if len(slots) > len(rows):
-                above[: len(rows)] = rows.sum(axis=1)
+                above[: len(rows)] = _multiplied(rows, _ONES)
                 slots = np.arange(len(rows))
             else:
                 slots = slots >> _BITS
-                above[slots] = rows.take(slots, axis=0).sum(axis=1)
+                above[slots] = _multiplied(rows.take(slots, axis=0), _ONES)
 
     def slots_at(self, fractions: Reals) -> Integers:
         """Return the slots that fractions of the sum of all weights fall on.
@@ -94,11 +106,12 @@ class WeightTree:
         firsts = np.arange(0, FAN * len(nodes), FAN)
         for level in reversed(below):
             rows = level.reshape(-1, FAN).take(nodes, axis=0)
-            sums = _sums_along(rows)
+            sums = _multiplied(rows, _SUMS)
             places = (sums > rest[:, None]).argmax(axis=1)
-            found = firsts + places
-            rest -= sums.take(found) - rows.take(found)
             nodes = nodes * FAN + places
+            if level is not self.weights:
+                at = firsts + places
+                rest -= sums.take(at) - rows.take(at)
         return nodes
 
     def slots_in_order(self, fractions: Reals, order: Integers) -> Integers:

@@ -264,12 +264,18 @@ class BlockMap:
     def slots_of(self, seqs: Integers) -> Integers:
         """Return the slot of each number, -1 where it has none."""
         block = self._of(seqs >> _BITS)
-        slots: Integers = np.where(block == NONE, NONE, block * BLOCK + (seqs & (BLOCK - 1)))
+        slots: Integers = (block << _BITS) + (seqs & (BLOCK - 1))
+        is_missing = block == NONE
+        if is_missing.any():
+            slots[is_missing] = NONE
         return slots
 
     def _of(self, numbers: Integers) -> Integers:
         entries = numbers - self._base
-        is_known = (entries >= 0) & (entries < len(self._slots))
+        # Those below 0 too are above, as numbers without a sign.
+        is_known = entries.view(np.uint64) < len(self._slots)
+        if is_known.all():
+            return self._slots.take(entries)
         slots: Integers = np.where(is_known, self._slots[np.where(is_known, entries, 0)], NONE)
         return slots
 
