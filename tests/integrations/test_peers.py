@@ -214,5 +214,7 @@ def test_the_document_has_a_line_for_every_buffer():
         ("prioritized peers", PRIORITIES, PRIORITIZED_NAMES),
     ):
         names = [line[header[0]] for line in stored[section]["tables"][0]]
-        assert [name.partition(",")[0] for name in names[:2]] == ["sqlbuffer", "sqlbuffer"]
-        assert names[2:] == expected
+        n_ours = len(names) - len(expected)
+        assert n_ours in (2, 4)  # perhaps also from a mirror
+        assert {name.partition(",")[0] for name in names[:n_ours]} == {"sqlbuffer"}
+        assert names[n_ours:] == expected
