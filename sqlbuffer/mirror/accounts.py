@@ -362,6 +362,7 @@ def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
     is_known = slots != NONE
     if not is_known.all():
         slots = np.where(is_known, slots, 0)
+    # A step that may be drawn is there, and mostly all may: the flags take less time than links.
     is_live = memory.is_drawable[slots] & is_known
     if not is_live.all():
         is_live = is_known & ((memory.links["flags"][slots] & LIVE) != 0)

@@ -62,7 +62,7 @@ class Chooser(Protocol):
         """
 
 
-# Where fewer places than this share hold what may be drawn, all of them are looked up.
+# Where a smaller share of random slots is accepted, another method takes less time.
 LOWEST_UNIFORM_SHARE = 1 / 16
 MOST_ROUNDS = 64
 _BITS = BLOCK.bit_length() - 1
@@ -135,12 +135,12 @@ def uniform_slots(
 
     n_places = len(is_drawable) if order is None else len(order) * BLOCK
 
-    def drawn(size: int) -> "Integers":
+    def draw_slots(size: int) -> "Integers":
         # Half the time of `integers`.
         return drawable_at((rng.random(size) * n_places).astype(np.int64))
 
     if n_places and (n <= n_places or replace):
-        chosen = _by_rejection(drawn, n, replace, accepts_drawable, LOWEST_UNIFORM_SHARE)
+        chosen = _by_rejection(draw_slots, n, replace, accepts_drawable, LOWEST_UNIFORM_SHARE)
         if len(chosen) == n:
             return chosen
     # Few slots may be drawn, or n is nearly all of them.
@@ -164,29 +164,30 @@ _NO_SLOTS: Integers = np.zeros(0, np.int64)
 
 
 def _by_rejection(
-    drawn: Callable[[int], Integers],
+    draw_slots: Callable[[int], Integers],
     n: int,
     replace: bool,
     accepts: Callable[[Integers], Flags] | None,
-    lowest: float,
-    share: float = 1.0,
+    lowest_share: float,
+    expected_share: float = 1.0,
     chosen: Integers = _NO_SLOTS,
 ) -> Integers:
-    """Return n slots: those of random ones that are accepted. It gives up with fewer.
+    """Return n accepted slots of random ones, or fewer if too few are accepted.
 
     Args:
-        drawn: Function that draws so many slots, each on its own; it may reject some itself.
+        draw_slots: Function that draws a number of slots, each on its own. It may return fewer.
         n: Number of slots.
         replace: A slot may come again.
         accepts: Function that returns True for accepted slots; all are accepted by default.
-        lowest: It gives up where less than this share of the draws is accepted.
-        share: About which share will be.
-        chosen: The first of the n, drawn before.
+        lowest_share: The draw ends where a smaller share is accepted.
+        expected_share: Share that is expected to be accepted: it sets the size of the first round.
+        chosen: Slots that were drawn earlier, which count towards n.
     """
     # Mostly a few more than wanted are enough, and `accepts` is asked once.
-    n_before, n_drawn, size = len(chosen), 0, int((n - len(chosen)) * 1.125 / share) + 8
+    size = int(((n - len(chosen)) * 1.125 + 8) / expected_share)
+    n_before, n_drawn = len(chosen), 0
     for _ in range(MOST_ROUNDS):
-        slots = drawn(size)
+        slots = draw_slots(size)
         n_drawn += size
         if accepts is not None:
             slots = slots[accepts(slots)]
@@ -196,9 +197,12 @@ def _by_rejection(
         if len(chosen) >= n:
             return chosen[:n]
         share = (len(chosen) - n_before) / n_drawn
-        if share < lowest:
+        if share < lowest_share:
             break
         size = int(1.2 * (n - len(chosen)) / share) + 16
+        if not replace:
+            # The share falls from round to round, as fewer slots are new.
+            n_before, n_drawn = len(chosen), 0
     return chosen
 
 
@@ -218,8 +222,10 @@ def _first_of_each(slots: Integers) -> Integers:
     return slots if len(first) == len(slots) else slots[np.sort(first)]
 
 
-# If less than this share of the drawn slots can be taken, all steps are tested.
+# If less than this share of the slots drawn by weight can be taken, all steps are tested.
 LOWEST_WEIGHTED_SHARE = 1 / 8
+# Below this mean of the weights, as a share of their bound, the sums of the tree take less time.
+LEAST_MEAN_WEIGHT = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -263,14 +269,15 @@ class PrioritizedChooser:
                 taken[indexes] = accepts(slots[indexes])
             return taken
 
-        draw = _Draw(is_drawable, tree, takes, self.rng)
+        by_number = self.sampler.stratified or self.sampler.seed is not None
+        order = memory.blocks.in_order if by_number and not memory.blocks.is_ascending else None
+        draw = _Draw(is_drawable, tree, takes, self.rng, by_number, order)
         if not tree.total > 0:
-            slots = np.zeros(0, np.int64)
+            slots = _NO_SLOTS
         elif self.sampler.stratified:
-            order = priorities.block_order(memory.blocks, memory.changed)
-            slots = draw.by_strata(n, order, self.has_condition)
+            slots = draw.by_strata(n, self.has_condition)
         else:
-            slots = draw.slots(n, self.sampler.replace, by_bound=self.sampler.seed is None)
+            slots = draw.slots(n, self.sampler.replace)
         total = self._total(priorities, is_drawable, tree)
         return Chosen(slots, self._columns(memory, priorities, slots, total))
 
@@ -307,40 +314,44 @@ class _Draw:
         tree: Their weights.
         takes: Function that returns True for slots that can be taken.
         rng: Draws.
+        by_number: Draw by the numbers of steps: it does not matter where they are in memory, nor
+            which weights they had before.
+        order: Blocks of slots in the order of their numbers; None: that of the slots.
     """
 
     is_drawable: Flags
     tree: WeightTree
     takes: Callable[[Integers], Flags]
     rng: np.random.Generator
+    by_number: bool
+    order: Integers | None
 
-    def slots(self, n: int, replace: bool, *, by_bound: bool = False) -> Integers:
+    def slots(self, n: int, replace: bool) -> Integers:
         """Return n slots, or fewer if there are fewer.
 
-        Slots drawn with replacement, without repeats, are drawn by weight from the rest.
+        Without replacement, repeats are dropped: the next one is drawn by weight from the others.
+        All methods draw by weight, so one may continue what another has begun.
 
         Args:
             n: Number of slots.
             replace: A slot may come again.
-            by_bound: Prefer a method whose random numbers depend on a bound of the weights, and
-                so on what they were before.
         """
-        n = n if replace else min(n, len(self.is_drawable))
-        chosen, share = _NO_SLOTS, self.tree.total / (self.tree.bound * len(self.is_drawable))
-        if by_bound and share >= LOWEST_WEIGHTED_SHARE:
-            # A third of the time of the sums.
-            chosen = _by_rejection(
-                self._below_bound, n, replace, self.takes, LOWEST_UNIFORM_SHARE, share
-            )
+        n, chosen = n if replace else min(n, len(self.is_drawable)), _NO_SLOTS
+        if not self.by_number:
+            mean_weight = self.tree.total / len(self.is_drawable)
+            share = mean_weight / self.tree.bound
+            if share >= LEAST_MEAN_WEIGHT:
+                chosen = _by_rejection(
+                    self._below_bound, n, replace, self.takes, LOWEST_UNIFORM_SHARE, share
+                )
         if len(chosen) < n:
             chosen = _by_rejection(
-                lambda size: self.tree.slots_at(self.rng.random(size)),
-                n, replace, self.takes, LOWEST_WEIGHTED_SHARE, chosen=chosen,
-            )  # fmt: skip
+                self._by_sums, n, replace, self.takes, LOWEST_WEIGHTED_SHARE, chosen=chosen
+            )
         missing = n - len(chosen)
         if missing:
-            rest = self._again(missing) if replace else self._rest(chosen, missing)
-            chosen = np.concatenate([chosen, rest])
+            others = self._of_all(missing) if replace else self._rest(chosen, missing)
+            chosen = np.concatenate([chosen, others])
         return chosen
 
     def _below_bound(self, size: int) -> Integers:
@@ -349,11 +360,20 @@ class _Draw:
         heights = self.rng.random(size) * self.tree.bound
         return slots[heights < self.tree.weights.take(slots)]
 
-    def _again(self, n: int) -> Integers:
+    def _by_sums(self, size: int) -> Integers:
+        return self._slots_at(self.rng.random(size))
+
+    def _slots_at(self, fractions: Reals) -> Integers:
+        """Return the slots that fractions of the sum of all weights fall on, by number."""
+        if self.order is None:
+            return self.tree.slots_at(fractions)
+        return self.tree.slots_in_order(fractions, self.order)
+
+    def _of_all(self, n: int) -> Integers:
         """Return n slots with replacement; none if none can be taken."""
         every, weights = self._all()
-        again: Integers = every[_at(weights, self.rng.random(n))]
-        return again
+        slots: Integers = every[_at(weights, self.rng.random(n))]
+        return slots
 
     def _rest(self, chosen: Integers, n: int) -> Integers:
         """Return n more slots by a race of all others (Efraimidis and Spirakis 2006)."""
@@ -364,22 +384,20 @@ class _Draw:
         rest: Integers = every[np.argsort(times, kind="stable")[:n]]
         return rest
 
-    def by_strata(self, n: int, order: Integers, has_condition: bool) -> Integers:
+    def by_strata(self, n: int, has_condition: bool) -> Integers:
         """Return a slot of each of n equal parts of the sum of all weights in insert order. Where
         it cannot be taken, one that is drawn from all stands in for it.
 
         Args:
             n: Number of items.
-            order: The blocks of slots in insert order.
             has_condition: The sum is of the slots that may be drawn.
         """
         fractions = (np.arange(n) + self.rng.random(n)) / n
         if has_condition:
-            slots = (order[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
-            slots = slots[self.is_drawable[slots]]
+            slots = _in_order(np.flatnonzero(self.is_drawable), self.order)
             chosen: Integers = slots[_at(self.tree.weights[slots], fractions)]
         else:
-            chosen = self.tree.slots_in_order(fractions, order)
+            chosen = self._slots_at(fractions)
         missing = np.flatnonzero(~self.takes(chosen))
         if len(missing):
             others = self.slots(len(missing), replace=True)
@@ -390,7 +408,7 @@ class _Draw:
 
     def _all(self) -> tuple[Integers, Reals]:
         """Return all slots that can be taken, and their weights."""
-        every = np.flatnonzero(self.is_drawable)
+        every = _in_order(np.flatnonzero(self.is_drawable), self.order)
         every = every[self.takes(every)]
         return every, self.tree.weights[every]
 

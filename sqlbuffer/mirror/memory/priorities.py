@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LIVE
-from sqlbuffer.mirror.memory.tables import BLOCK, BlockMap, ChangedSlots
+from sqlbuffer.mirror.memory.tables import BLOCK, ChangedSlots
 from sqlbuffer.weighted_sampling import weights_of
 
 Integers = NDArray[np.int64]
@@ -20,7 +20,7 @@ _N_LEVELS = 3
 # A row multiplied by it becomes the sums of its first numbers: a third of the time of `cumsum`
 # along short rows.
 _SUMS = np.triu(np.ones((FAN, FAN)))
-# And by these the sum of all of them.
+# A row multiplied by these becomes its sum.
 _ONES = np.ones(FAN)
 # BLAS would compute larger products in several threads, and take them from the learner.
 _MULTIPLIED_AT_ONCE = 512
@@ -35,6 +35,10 @@ def _multiplied(rows: Reals, by: Reals) -> Reals:
     return np.concatenate([np.zeros((0, *by.shape[1:])), *parts])
 
 
+# After changes of that share of the slots the bound of their weights is computed again.
+_BOUND_CHANGES = 1 / 8
+
+
 class WeightTree:
     """Weights of slots, the sums of 16 slots each, and the sums of 256.
 
@@ -45,15 +49,22 @@ class WeightTree:
 
     Attributes:
         weights: The weight of each slot, shape (n_slots,). Call `add_up` after a change.
-        bound: No weight is larger. It is the largest of now, or of those since as many changes as
-            there are slots.
+        bound: An upper bound of all weights. It falls to the largest one after as many changes as
+            an eighth of the slots.
 
     Example:
         >>> tree = WeightTree(64)
         >>> tree.weights[[1, 4]] = 1.0, 3.0
         >>> tree.add_up(np.array([1, 4]))
-        >>> tree.total, tree.slots_at(np.array([0.1, 0.3, 0.9])).tolist()
-        (4.0, [1, 4, 4])
+        >>> tree.total, tree.slots_at(np.array([0.1, 0.3, 0.9])).tolist(), tree.bound
+        (4.0, [1, 4, 4], 3.0)
+        >>> tree.weights[4] = 0.5
+        >>> bounds = []
+        >>> for _ in range(8):
+        ...     tree.add_up(np.array([4]))
+        ...     bounds.append(tree.bound)
+        >>> bounds
+        [3.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0]
     """
 
     def __init__(self, n_slots: int) -> None:
@@ -77,7 +88,7 @@ class WeightTree:
         """Compute the sums again that have one of some slots."""
         self._total = None
         self._n_since_bound += len(slots)
-        if self._n_since_bound > len(self.weights):
+        if self._n_since_bound >= len(self.weights) * _BOUND_CHANGES:
             self.bound, self._n_since_bound = float(self.weights.max(initial=0.0)), 0
         else:
             self.bound = max(self.bound, float(self.weights.take(slots).max(initial=0.0)))
@@ -110,8 +121,8 @@ class WeightTree:
             places = (sums > rest[:, None]).argmax(axis=1)
             nodes = nodes * FAN + places
             if level is not self.weights:
-                at = firsts + places
-                rest -= sums.take(at) - rows.take(at)
+                entries = firsts + places
+                rest -= sums.take(entries) - rows.take(entries)
         return nodes
 
     def slots_in_order(self, fractions: Reals, order: Integers) -> Integers:
@@ -156,7 +167,6 @@ class StepPriorities:
         self.alpha, self.is_limited = alpha, False
         self.values, self.is_own = np.zeros(n_slots), np.zeros(n_slots, bool)
         self._tree, self._n_changes = WeightTree(n_slots), -1
-        self._order: tuple[int, Integers] | None = None
         # The least positive priority of each block of slots, computed on first use.
         self._least: Reals | None = None
         self._touched: list[Integers] = []
@@ -211,18 +221,6 @@ class StepPriorities:
         self._tree.weights[slots] = weights
         self._tree.add_up(slots)
         self._touch(slots)
-
-    def block_order(self, blocks: BlockMap, changed: ChangedSlots) -> Integers:
-        """Return the blocks of slots in the order of their steps.
-
-        Args:
-            blocks: Map from numbers to slots.
-            changed: Slots that have changed.
-        """
-        if self._order is None or self._order[0] != changed.n:
-            order = blocks.slots_of(blocks.numbers() * BLOCK) // BLOCK
-            self._order = changed.n, order
-        return self._order[1]
 
     def least(self, flags: NDArray[np.uint8]) -> float:
         """Return the least positive priority of the whole buffer; infinity if there is none.

@@ -221,7 +221,7 @@ class BlockMap:
         self._free: deque[int] = deque()
         # The block of slots of the block of numbers `_base + i`.
         self._base, self._slots = 0, np.full(1024, NONE, np.int64)
-        self._in_order: Integers | None = None
+        self._in_order: tuple[Integers, bool] | None = None
 
     @property
     def n_free(self) -> int:
@@ -272,7 +272,7 @@ class BlockMap:
 
     def _of(self, numbers: Integers) -> Integers:
         entries = numbers - self._base
-        # Those below 0 too are above, as numbers without a sign.
+        # Without a sign, entries below 0 are large too: one comparison tests both ends.
         is_known = entries.view(np.uint64) < len(self._slots)
         if is_known.all():
             return self._slots.take(entries)
@@ -282,8 +282,17 @@ class BlockMap:
     @property
     def in_order(self) -> Integers:
         """The blocks of slots that are in use, in the order of their numbers."""
+        return self._ordered()[0]
+
+    @property
+    def is_ascending(self) -> bool:
+        """Whether that is the order of the slots too."""
+        return self._ordered()[1]
+
+    def _ordered(self) -> tuple[Integers, bool]:
         if self._in_order is None:
-            self._in_order = self._slots[self._slots != NONE]
+            blocks = self._slots[self._slots != NONE]
+            self._in_order = blocks, bool((blocks[1:] > blocks[:-1]).all())
         return self._in_order
 
     def numbers(self) -> Integers:
