@@ -12,7 +12,7 @@ from sqlbuffer.checks import refused
 from sqlbuffer.mirror.memory.priorities import Reals, StepPriorities, WeightTree
 from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.tables import BLOCK
+from sqlbuffer.mirror.memory.tables import BLOCK, BlockMap
 from sqlbuffer.samplers import (
     FifoSampler,
     LatestSampler,
@@ -270,8 +270,8 @@ class PrioritizedChooser:
             return taken
 
         by_number = self.sampler.stratified or self.sampler.seed is not None
-        order = memory.blocks.in_order if by_number and not memory.blocks.is_ascending else None
-        draw = _Draw(is_drawable, tree, takes, self.rng, by_number, order)
+        blocks = memory.blocks if by_number else None
+        draw = _Draw(is_drawable, tree, takes, self.rng, blocks)
         if not tree.total > 0:
             slots = _NO_SLOTS
         elif self.sampler.stratified:
@@ -314,17 +314,15 @@ class _Draw:
         tree: Their weights.
         takes: Function that returns True for slots that can be taken.
         rng: Draws.
-        by_number: Draw by the numbers of steps: it does not matter where they are in memory, nor
-            which weights they had before.
-        order: Blocks of slots in the order of their numbers; None: that of the slots.
+        blocks: Draw by the numbers of steps, which these map: it does not matter where the steps
+            are in memory, nor which weights they had before. None: the quickest method.
     """
 
     is_drawable: Flags
     tree: WeightTree
     takes: Callable[[Integers], Flags]
     rng: np.random.Generator
-    by_number: bool
-    order: Integers | None
+    blocks: BlockMap | None
 
     def slots(self, n: int, replace: bool) -> Integers:
         """Return n slots, or fewer if there are fewer.
@@ -337,7 +335,7 @@ class _Draw:
             replace: A slot may come again.
         """
         n, chosen = n if replace else min(n, len(self.is_drawable)), _NO_SLOTS
-        if not self.by_number:
+        if self.blocks is None:
             mean_weight = self.tree.total / len(self.is_drawable)
             share = mean_weight / self.tree.bound
             if share >= LEAST_MEAN_WEIGHT:
@@ -365,9 +363,14 @@ class _Draw:
 
     def _slots_at(self, fractions: Reals) -> Integers:
         """Return the slots that fractions of the sum of all weights fall on, by number."""
-        if self.order is None:
+        if self.blocks is None:
             return self.tree.slots_at(fractions)
-        return self.tree.slots_in_order(fractions, self.order)
+        return self.tree.slots_in_order(fractions, self.blocks.runs)
+
+    def _drawable(self) -> Integers:
+        """Return the slots that may be drawn, by number."""
+        order = None if self.blocks is None else self.blocks.in_order
+        return _in_order(np.flatnonzero(self.is_drawable), order)
 
     def _of_all(self, n: int) -> Integers:
         """Return n slots with replacement; none if none can be taken."""
@@ -394,7 +397,7 @@ class _Draw:
         """
         fractions = (np.arange(n) + self.rng.random(n)) / n
         if has_condition:
-            slots = _in_order(np.flatnonzero(self.is_drawable), self.order)
+            slots = self._drawable()
             chosen: Integers = slots[_at(self.tree.weights[slots], fractions)]
         else:
             chosen = self._slots_at(fractions)
@@ -408,7 +411,7 @@ class _Draw:
 
     def _all(self) -> tuple[Integers, Reals]:
         """Return all slots that can be taken, and their weights."""
-        every = _in_order(np.flatnonzero(self.is_drawable), self.order)
+        every = self._drawable()
         every = every[self.takes(every)]
         return every, self.tree.weights[every]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LIVE
-from sqlbuffer.mirror.memory.tables import BLOCK, ChangedSlots
+from sqlbuffer.mirror.memory.tables import BLOCK, BlockRuns, ChangedSlots
 from sqlbuffer.weighted_sampling import weights_of
 
 Integers = NDArray[np.int64]
@@ -125,22 +125,28 @@ class WeightTree:
                 rest -= sums.take(entries) - rows.take(entries)
         return nodes
 
-    def slots_in_order(self, fractions: Reals, order: Integers) -> Integers:
+    def slots_in_order(self, fractions: Reals, runs: BlockRuns) -> Integers:
         """Return the slots that fractions of the sum fall on where blocks of slots have an order.
 
         Args:
             fractions: From 0 to less than 1, shape (n,).
-            order: The blocks; the others have no weight.
+            runs: The blocks; the others have no weight.
         """
-        of_blocks = self._levels[1][: len(self.weights) // FAN].reshape(-1, BLOCK // FAN)
-        sums = of_blocks.sum(axis=1)[order]
-        ends = sums.cumsum()
-        rest = fractions * ends[-1]
-        places = np.minimum(ends.searchsorted(rest, side="right"), len(order) - 1)
-        rest -= ends[places] - sums[places]
-        inside = self.weights.reshape(-1, BLOCK).take(order[places], axis=0).cumsum(axis=1)
-        slots: Integers = order[places] * BLOCK + (inside > rest[:, None]).argmax(axis=1)
-        return slots
+        if len(runs.first) < 2:
+            return self.slots_at(fractions)
+        by_slot, sums = runs.first.argsort(), np.zeros(len(runs.first))
+        edges = np.stack(runs, axis=1)[by_slot].reshape(-1) * (BLOCK // FAN)
+        of_rows = self._levels[1]
+        if edges[-1] == len(of_rows):
+            edges = edges[:-1]
+        sums[by_slot] = np.add.reduceat(of_rows, edges)[::2]
+        # How much is before each run, in the order of the runs and in that of the slots.
+        ends, before = sums.cumsum(), np.zeros(len(sums))
+        before[by_slot] = sums[by_slot].cumsum() - sums[by_slot]
+        places = fractions * ends[-1]
+        at_runs = np.minimum(ends.searchsorted(places, side="right"), len(ends) - 1)
+        places += (before - (ends - sums))[at_runs]
+        return self.slots_at(places / ends[-1])
 
 
 Flags = NDArray[np.bool_]

@@ -200,6 +200,18 @@ MOST_LENT = 16_384
 _BITS = 6
 
 
+class BlockRuns(NamedTuple):
+    """Runs of blocks of slots that follow each other in memory, in the order of their numbers.
+
+    Attributes:
+        first: The first block of each run.
+        after: The one after its last.
+    """
+
+    first: Integers
+    after: Integers
+
+
 class BlockMap:
     """Gives slots to numbers. Numbers of one block of 64 have slots next to each other.
 
@@ -221,7 +233,7 @@ class BlockMap:
         self._free: deque[int] = deque()
         # The block of slots of the block of numbers `_base + i`.
         self._base, self._slots = 0, np.full(1024, NONE, np.int64)
-        self._in_order: tuple[Integers, bool] | None = None
+        self._in_order: tuple[Integers, BlockRuns] | None = None
 
     @property
     def n_free(self) -> int:
@@ -285,14 +297,16 @@ class BlockMap:
         return self._ordered()[0]
 
     @property
-    def is_ascending(self) -> bool:
-        """Whether that is the order of the slots too."""
+    def runs(self) -> BlockRuns:
+        """The same blocks as runs."""
         return self._ordered()[1]
 
-    def _ordered(self) -> tuple[Integers, bool]:
+    def _ordered(self) -> tuple[Integers, BlockRuns]:
         if self._in_order is None:
             blocks = self._slots[self._slots != NONE]
-            self._in_order = blocks, bool((blocks[1:] > blocks[:-1]).all())
+            starts = np.flatnonzero(blocks != np.append(NONE, blocks[:-1] + 1))
+            ends = np.append(starts[1:], len(blocks))
+            self._in_order = blocks, BlockRuns(blocks[starts], blocks[starts] + ends - starts)
         return self._in_order
 
     def numbers(self) -> Integers:
