@@ -1,1 +1,1 @@
-"""Examples with other libraries that take minutes; `make test-nightly` runs them."""
+"""Tests with other libraries that take half a minute and more; `make test-nightly` runs them."""

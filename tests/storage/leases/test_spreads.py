@@ -73,7 +73,7 @@ def rewards_of(rng):
     return rng.choice([None, math.nan, 0.0, 0.0, 0.0, 1.0, 1.0, 0.5, math.inf, -0.0])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_histories_are_those_of_a_model(opened, seed):
     rng = random.Random(seed)
     buffer, model = opened(max_use=3), Model()

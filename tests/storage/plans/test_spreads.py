@@ -15,14 +15,14 @@ from tests.support.sql import fill
 
 pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
-N_GROUPS, N_GOOD = 100_000, 100
+N_GROUPS, N_GOOD = 50_000, 100
 MOST_ROWS_READ = 25_000
 MOST_STEPS = 700_000
 TABLES = "('experiences', 'episodes', 'queue_items', 'leases', 'rollout_stats', 'queue_groups')"
 
 
 def fill_large(url):
-    """Fill a buffer of 100,000 groups of two rows, of which 100 differ in their rewards."""
+    """Fill a buffer of 50,000 groups of two rows, of which 100 differ in their rewards."""
     with fill(url, 2 * N_GROUPS, rows_per_task=2, leases=True, max_use=2) as buffer:
         good = range(N_GROUPS, 2 * N_GROUPS, N_GROUPS // N_GOOD)
         buffer.annotate(list(good), reward=[float(1 + i) for i in range(N_GOOD)])
