@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -64,10 +65,11 @@ def newest(folder: Path, policy: torch.nn.Embedding) -> dict:
     return saved
 
 
-def play(url: str, folder: Path, name: str, dies: bool) -> None:
+def play(url: str, folder: Path, name: str, dies: bool, all_begin: Barrier) -> None:
     """Play rollouts while there are any; or die in the second one."""
     policy, n_played = new_policy(), 0
     with opened(url) as buffer:
+        all_begin.wait(PATIENCE_S)  # or the first to begin might play them all
         while items := buffer.work.take(1, worker=name, lease_s=LEASE_S, timeout_s=2 * LEASE_S):
             (item,) = items
             version = newest(folder, policy)["step"]
@@ -205,10 +207,11 @@ def main() -> None:
 def run(url: str, folder: Path, n_groups: int) -> None:
     """Play, judge and train until all groups were used."""
     n_steps = n_groups // GROUPS_A_STEP
-    process = multiprocessing.get_context("spawn").Process
+    context = multiprocessing.get_context("spawn")
+    process, all_begin = context.Process, context.Barrier(2)
     others = [
-        process(target=play, args=(url, folder, "player-0", True)),
-        process(target=play, args=(url, folder, "player-1", False)),
+        process(target=play, args=(url, folder, "player-0", True, all_begin)),
+        process(target=play, args=(url, folder, "player-1", False, all_begin)),
         process(target=judge, args=(url, n_groups * SIBLINGS)),
     ]
     for other in others:
