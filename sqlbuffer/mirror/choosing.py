@@ -144,7 +144,7 @@ def uniform_slots(
         if len(chosen) == n:
             return chosen
     # Few slots may be drawn, or n is nearly all of them.
-    every, rng = _in_order(np.flatnonzero(is_drawable), order), rng.spawn(1)[0]
+    every, rng = _drawable_slots(is_drawable, order), rng.spawn(1)[0]
     if accepts is not None:
         if len(every) and (n <= len(every) or replace):
             chosen = _by_rejection(
@@ -206,14 +206,13 @@ def _by_rejection(
     return chosen
 
 
-def _in_order(slots: Integers, order: Integers | None) -> Integers:
-    """Return slots in the order of their numbers."""
+def _drawable_slots(is_drawable: Flags, order: Integers | None) -> Integers:
+    """Return the slots that may be drawn, in an order of blocks of slots if one is given."""
     if order is None:
-        return slots
-    ranks = np.zeros(int(order.max(initial=0)) + 1, np.int64)
-    ranks[order] = np.arange(len(order))
-    ordered: Integers = slots[np.argsort((ranks[slots >> _BITS] << _BITS) + (slots & (BLOCK - 1)))]
-    return ordered
+        return np.flatnonzero(is_drawable)
+    slots = (order[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+    drawable: Integers = slots[is_drawable[slots]]
+    return drawable
 
 
 def _first_of_each(slots: Integers) -> Integers:
@@ -362,15 +361,17 @@ class _Draw:
         return self._slots_at(self.rng.random(size))
 
     def _slots_at(self, fractions: Reals) -> Integers:
-        """Return the slots that fractions of the sum of all weights fall on, by number."""
+        """Return the slots that fractions of the sum of all weights fall on; by number, if draws
+        are.
+        """
         if self.blocks is None:
             return self.tree.slots_at(fractions)
         return self.tree.slots_in_order(fractions, self.blocks.runs)
 
     def _drawable(self) -> Integers:
-        """Return the slots that may be drawn, by number."""
+        """Return the slots that may be drawn; by number, if draws are."""
         order = None if self.blocks is None else self.blocks.in_order
-        return _in_order(np.flatnonzero(self.is_drawable), order)
+        return _drawable_slots(self.is_drawable, order)
 
     def _of_all(self, n: int) -> Integers:
         """Return n slots with replacement; none if none can be taken."""

@@ -170,7 +170,7 @@ def test_draws_without_a_seed_follow_weights_of_any_evenness(buffer, mirror):
 def test_a_seed_repeats_wherever_the_steps_are_in_memory(buffer, mirror, buffer_url, options):
     changed(buffer, mirror)
     for _ in range(10):  # which take the places of those that leave
-        buffer.extend(columns(70), priority=np.linspace(0.5, 3.0, 70))
+        buffer.store_episode(columns(70), priority=np.linspace(0.5, 3.0, 70))
         mirror.refresh()
     early = QueryBuilder().lt("exp_meta.step", 20).build()
     with opened(buffer_url) as other, other.mirror(refresh_s=3_600) as fresh:
@@ -182,6 +182,13 @@ def test_a_seed_repeats_wherever_the_steps_are_in_memory(buffer, mirror, buffer_
                 for source in (mirror, fresh)
             ]
             assert drawn[0].seq.tolist() == drawn[1].seq.tolist()
+        drawn = [
+            source.sample_transitions(
+                50, n_step=2, sampler=PrioritizedSampler(seed=5, **options), skip_single=True
+            )
+            for source in (mirror, fresh)
+        ]
+        assert drawn[0].seq.tolist() == drawn[1].seq.tolist()
 
 
 @pytest.mark.thorough
